@@ -30,6 +30,7 @@ from .attention_scores import (
     line,
     linear_score,
     linear_terms,
+    loaded,
     mask_place,
     mask_unit,
     near_keys,
@@ -116,7 +117,7 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                 s = with_mask(s, part, mask_unit(scale, cap, score))
             if L is not None:
                 s = s + of_keys[:, None]
-            s = in_spans(near_of_columns(s, causal, window, limits, k0, q0), rows, q0)
+            s = in_spans(near_of_columns(s, causal, window, limits, k0, q0), rows, q0, held=False)
             if terms is None:
                 p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BN])[None, :])
             else:
@@ -176,7 +177,7 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     first, end, rows = span_rows(spans, h // heads, q0, BM, S, first, end)
     if L is not None or W is not None:
         first = first // 8 * 8
-    limits = key_limits(causal, window, q0, T - S)
+    limits, rows = key_limits(causal, window, q0, T - S), loaded(rows)
     for k0 in range(first, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
@@ -226,14 +227,14 @@ def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
     s = with_mask(s, part, mask_unit(scale, cap, score))
     _, _, rows = span_rows(spans, h // heads, q0, BM, S, 0, T)
     s = near_of_rows(s, causal, window, key_limits(causal, window, q0, T - S), k0)
-    p = tile.exp2(in_spans(s, rows, k0) * factor - tile.load(lse[h, q0:q0+BM])[:, None])
+    p = tile.exp2(in_spans(s, loaded(rows), k0) * factor - tile.load(lse[h, q0:q0+BM])[:, None])
     dp = dropped(draws, dp, kept(draws, W, h, q0, k0, S, T, BM, BN))
     dM[h, q0:q0+BM, k0:k0+BN] = p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
 
 
 def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = None,
-               cap: bool = False, spans: bool = False, causal: bool = False, mask: str = ""
-               ) -> dict[str, int]:
+               cap: bool = False, spans: bool = False, causal: bool = False, mask: str = "",
+               linear: bool = False) -> dict[str, int]:
     """Keys of a block and queries of an iteration: two sums in registers. Of narrow heads three
     warpgroups are quicker than two: 1292 us in place of 1635 of 96 heads of 4096 by 64, causal 746
     in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25, five
@@ -241,7 +242,14 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     place of 1519 of 64 heads of 4096 by 128 (H200, 2026-11-26). Under a causal mask warpgroups of
     narrow heads begin apart, and three stages are quicker: 136.6 us in place of 141.9 of 256 heads
     of 1024; without one slower, 879.6 in place of 871.0 of 64 of 4096 (H200, 2026-11-26, medians of
-    seven CUDA graphs in turn)."""
+    seven CUDA graphs in turn). With spans and narrow heads three warpgroups of 48 queries: 64 heads
+    of 8192 in four sequences with lengths 2319 us in place of 2396, documents 1298 in place of
+    1336; with 64 queries 2232 and 1271, but they spill. With ALiBi, causal, and wide heads 48
+    queries for 32: result and gradient of 64 heads of 8192 by 128 7.91 ms in place of 8.18 (H200,
+    2026-11-28, medians of calls in turn).
+
+    cap: or a score.  linear: a score that is, without a cap
+    """
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:
@@ -251,8 +259,10 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:
-            return {"BM": 128, "BN": 64 if narrow else 48}
-        block = {"BM": 192 if narrow else 128, "BN": 32 if cap else 64}
+            return {"BM": 128, "BN": 64} if narrow and causal else {
+                "BM": 192 if narrow else 128, "BN": 48}
+        capped = 48 if linear and not narrow and not spans else 32
+        block = {"BM": 192 if narrow else 128, "BN": capped if cap else 64}
         return block | ({"STAGES": 3} if narrow and causal and not cap else {})
     if by_warpgroups(dtype, width, chip) and 64 < width <= 128 and not causal:
         return {"BM": 128, "BN": 48}
@@ -263,7 +273,8 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
 
 
 def queries_block(dtype: DType, width: int, chip: Generation, queries: int | None = None,
-                  causal: bool = False, spans: bool = False, mask: str = "") -> dict[str, int]:
+                  causal: bool = False, spans: bool = False, mask: str = "", score: bool = False
+                  ) -> dict[str, int]:
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
     warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
     causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
@@ -271,16 +282,18 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     122.9 us in place of 127.4 of 256 heads of 1024, causal, 670.4 in place of 677.2 of 64 of 4096
     (H200, 2026-11-26, medians of seven CUDA graphs in turn). Of many queries without a mask pairs
     of blocks: result and gradient of 16 heads of 16384 8.17 ms in place of 8.44, in another run
-    8.26 in place of 8.54 (H200, 2026-11-26, medians of rounds in turn)."""
+    8.26 in place of 8.54 (H200, 2026-11-26, medians of rounds in turn). With spans they are quicker
+    than two warpgroups, too: 64 heads of 8192 in four sequences with lengths 1504 us in place of
+    1756, documents 906 in place of 998 (H200, 2026-11-28, medians of calls in turn)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:
-        if width > 64 or spans or mask in ("tile", "draws"):
+        if width > 64 or spans or score or mask in ("tile", "draws"):
             return {"BM": 128, "BN": 64}
         return {"BM": 192, "BN": 80, "STAGES": 3} if mask == "line" else {"BM": 192, "BN": 64}
     if by_warpgroups(dtype, width, chip):
         if width <= 64:
-            if spans:
+            if score:
                 return {"BM": 128, "BN": 64}
             many = queries or 0
             return {"BM": 128 if causal and 0 < many <= SHORT else 192, "BN": 80, "STAGES": 3,

@@ -260,8 +260,7 @@ def span_rows(spans, z, r0, BM, R, first, end):
     if spans is None:
         return first, end, None
     last = min(r0 + BM, R) - 1
-    rows = (tile.load(spans[z, 0, r0:r0+BM]), tile.load(spans[z, 1, r0:r0+BM]), spans[z, 0, last],
-            spans[z, 1, r0])
+    rows = (spans[z, 0, r0:r0+BM], spans[z, 1, r0:r0+BM], spans[z, 0, last], spans[z, 1, r0])
     return max(first, spans[z, 0, r0]), min(end, spans[z, 1, last]), rows
 
 
@@ -277,16 +276,26 @@ def own_spans(spans, z, own, last, R, first, end, rows):
 
 
 @kernel
-def in_spans(scores, rows, c0):
-    """Scores, -inf in columns from c0 on that a row does not see."""
+def loaded(rows):
+    """What in_spans takes, with spans of all rows in registers: where there is room, blocks that
+    need masks do not wait for them."""
+    if rows is None:
+        return rows
+    firsts, ends, last_first, first_end = rows
+    return tile.load(firsts), tile.load(ends), last_first, first_end
+
+
+@kernel
+def in_spans(scores, rows, c0, held=True):
+    """Scores, -inf in columns from c0 on that a row does not see. held: rows are `loaded`, else
+    blocks that need masks bring them, and the others have their registers."""
     if rows is None:
         return scores
     firsts, ends, last_first, first_end = rows
-    columns = (tile.arange(0, scores.shape[1]) + c0)[None, :]
     if c0 + scores.shape[1] > first_end:
-        scores = tile.where(columns < ends[:, None], scores, -math.inf)
+        scores = tile.span_mask(scores, ends if held else tile.load(ends), c0)
     if last_first > c0:
-        scores = tile.where(columns >= firsts[:, None], scores, -math.inf)
+        scores = tile.span_mask(scores, firsts if held else tile.load(firsts), c0, behind=False)
     return scores
 
 

@@ -186,6 +186,10 @@ ROWS = {
     "t / tile.row_sum(t)": lambda x: x / x.sum(1, keepdims=True),
     "tile.causal_mask(t, 3, 1)": lambda x: np.where(
         1 + np.arange(8) > 3 + np.arange(4)[:, None], -np.inf, x),
+    "tile.span_mask(t, tile.arange(0, 4) + 5, 3)": lambda x: np.where(
+        3 + np.arange(8) >= 5 + np.arange(4)[:, None], -np.inf, x),
+    "tile.span_mask(t, tile.arange(0, 4) + 5, 3, behind=False)": lambda x: np.where(
+        3 + np.arange(8) < 5 + np.arange(4)[:, None], -np.inf, x),
     "tile.edge_mask(t, 3, 8, fill=7.0)": lambda x: np.where(3 + np.arange(8) < 8, x, 7.0),
     "t ** 2 + t ** 0.5": lambda x: x * x + np.sqrt(x),
     "tile.running_max(t, t + 1.0, slack=2.0)": lambda x: x,

@@ -1,4 +1,4 @@
-"""Attention's gradient by pairs of blocks as compiled for sm_90a: little spilled, no matmul waits
+"""Attention's gradient by pairs of blocks as compiled for sm_90a: nothing spilled, no matmul waits
 for another. No GPU is needed."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_pairs_of_blocks(dtype, S, heads, slots):
     assert made.grid == "clusters" and made.emitted.cluster == 2 and made.threads == 384
     built = made.built
     assert not [w for w in built.warnings if "C751" in w], built.warnings
-    assert built.resources.spill_store_bytes <= 64 and built.resources.registers == 168
+    assert not built.resources.spills and built.resources.registers == 168
     if find_tool("nvdisasm") is None:
         pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
     found = sass_counts(built.sass())

@@ -58,7 +58,7 @@ def test_results(rule, D):
     x, _ = operands(D)
     own = RULES[rule]
     m, n = attention_block(bf16, S, D, own.get("causal", False), CHIP, own.get("window", 0),
-                           own.get("cap", 0.0))
+                           own.get("cap", 0.0), spans="spans" in rule)
     built = compiled(attention, rule, x, x, x, x, 0.1, BM=m, BN=n)
     assert not built.resources.spills and built.resources.stack_bytes == 0
     assert matmuls(built) == (D // 16 + n // 16) * (2 + MASKED[rule])  # head and tail are one
@@ -100,7 +100,7 @@ def test_a_score_function_takes_three_warpgroups(causal, D, keys, gradient):
 
 
 @pytest.mark.parametrize("rule, D", [("causal cap", 64), ("cap and window", 128), ("spans", 64),
-                                     ("causal spans", 128)])
+                                     ("causal spans", 64), ("causal spans", 128)])
 def test_cotangents_of_queries(rule, D):
     x, r = operands(D)
     block = queries_block(bf16, D, CHIP, S, RULES[rule].get("causal", False), "spans" in rule)
@@ -110,9 +110,10 @@ def test_cotangents_of_queries(rule, D):
 
 
 @pytest.mark.parametrize("rule, D", [("causal cap", 64), ("cap and window", 128), ("spans", 64),
-                                     ("causal spans", 128)])
+                                     ("causal spans", 64), ("causal spans", 128)])
 def test_cotangents_of_keys(rule, D):
     x, r = operands(D)
-    block = keys_block(bf16, D, CHIP, S, "cap" in rule, "spans" in rule)
+    block = keys_block(bf16, D, CHIP, S, "cap" in rule, "spans" in rule,
+                       RULES[rule].get("causal", False))
     built = compiled(attention_keys, rule, x, x, x, x, r, r, x, x, 0.1, **block)
     assert not built.resources.spills and built.resources.stack_bytes == 0

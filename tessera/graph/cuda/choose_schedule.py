@@ -120,7 +120,7 @@ def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
                   causal: bool, heads: int = 1, spans: bool = False, **rule: Any) -> Schedule:
     """A warp for 16 queries, of three warpgroups two. spans: queries see keys by them."""
-    m, n = attention_block(numeric.dtype, S, width, causal, chip, **rule)
+    m, n = attention_block(numeric.dtype, S, width, causal, chip, spans=spans, **rule)
     if numeric.dtype.bits > 16:
         return chosen(m, n, warps=4, stages=1)
     knobs = {"stages": 2} | tile_knobs(S, heads, width, m, causal, spans=spans, **rule)

@@ -206,9 +206,10 @@ class LlvmBuilder:
         out = [_LLVM[o.kind] for o in instruction.results for _ in range(o.registers)]
         result = ir.VoidType() if not out else out[0] if len(out) == 1 else \
             ir.LiteralStructType(out)
+        text = instruction.assembly().replace('"', r"\22")  # llvmlite writes it as it is
         asm = ir.InlineAsm(
-            ir.FunctionType(result, [x.type for x in given]), instruction.assembly(),
-            instruction.constraints(), side_effect=instruction.effect != "pure")
+            ir.FunctionType(result, [x.type for x in given]), text, instruction.constraints(),
+            side_effect=instruction.effect != "pure")
         attributes = ["convergent"] * (instruction.effect == "converge")
         attributes += ["noduplicate"] * instruction.single
         made = self._llvm.call(asm, given, attrs=tuple(attributes))

@@ -48,6 +48,37 @@ def causal_mask(scores: Any, q0: Any, k0: Any, keys: Any = 1) -> Any:
     return np.where(hidden, scores.dtype.type(-np.inf), scores)
 
 
+def _span_rule(types: Any, attrs: Any) -> TileType:
+    t = rules.require_tile(types[0], 2, "span_mask")
+    bounds, start = types[1:]
+    if not isinstance(start, Scalar) or not start.uniform or start.dtype is not i32:
+        raise RuleError(f"span_mask needs a uniform int32 for its first column, got {start}")
+    if t.dtype.kind != "float":
+        raise RuleError(f"span_mask writes -inf into a float tile, got {t}")
+    if not isinstance(bounds, TileType) or bounds.dtype is not i32 or (
+            bounds.shape != (t.shape[0], 1)):
+        raise RuleError(f"span_mask needs an int32 for each of {t.shape[0]} rows, got {bounds}")
+    return t
+
+
+def _span_lower(t: OpTracer, scores: Any, bounds: Any, c0: Any, *, behind: Any = True) -> Any:
+    if not isinstance(bounds, Handle) or not isinstance(bounds.type, TileType) or (
+            len(bounds.type.shape) != 1):
+        t.fail("span_mask takes the bounds of rows as a tile of rank 1",
+               "ts.tile.load(ends[q0:q0+BM])")
+    args = [t.ir.value_of(scores), t.ir.expand(bounds, 1), t.ir.to(c0, i32)]
+    return t.ir.emit("span_mask", args, behind=bool(behind))
+
+
+@declare(rule=_span_rule, attrs=("behind",), lower=_span_lower, edges=edge_rules.same,
+         layouts="same", pointwise=True)
+def span_mask(scores: Any, bounds: Any, c0: Any, behind: Any = True) -> Any:
+    """scores with -inf where c0 + column >= bounds[row]; behind=False: where it is less."""
+    columns = np.arange(scores.shape[2]) + np.reshape(c0, (-1, 1, 1))
+    hidden = columns >= bounds if behind else columns < bounds
+    return np.where(hidden, scores.dtype.type(-np.inf), scores)
+
+
 @macro()
 def mask_causal(t: OpTracer, scores: Any, rows: Any, cols: Any) -> Any:
     """In place: scores[r, c] = -inf where cols[c] > rows[r]; also returns them."""

@@ -110,8 +110,9 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(narrow, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=False))
+    code = score and score_code(score, q.shape[-3])
     common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
-                              "cap": cap, "score": score and score_code(score, q.shape[-3])}
+                              "cap": cap, "score": code}
     common |= {} if W is None else {"W": W, "draws": draws}
     held = q.dtype, max(D, E), GENERATIONS[chip]
     spanned = spans is not None
@@ -127,8 +128,8 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
                       for x, n in ((of_queries, heads), (of_keys, keys)))
     columns = {i: F.zeros((blocks(x.shape[1], SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
-    block = queries_block(*held, queries=S, causal=causal, mask=masked,
-                          spans=spanned or bool(score))
+    block = queries_block(*held, queries=S, causal=causal, mask=masked, spans=spanned,
+                          score=bool(score))
     if plain and narrow is g and of_logs is None and sums_products(*held, block["BM"]):
         delta, rows_q["Y"] = F.zeros((heads, S)), F.reshape(convert(y, q.type), (heads, S, E))
     else:
@@ -138,7 +139,9 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
                       **mask_q, **common)
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
                    **keys_block(*held, keys=T, cap=bool(cap or score), spans=spanned,
-                                causal=causal, mask=masked), **rows_k, **mask_k, **common)
+                                causal=causal, mask=masked, linear=bool(
+                                    code and code.linear and not cap)),
+                   **rows_k, **mask_k, **common)
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
     if len(types) > len(made):
         assert mask is not None

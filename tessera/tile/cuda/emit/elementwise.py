@@ -304,6 +304,17 @@ def _causal_mask(e: Emitter, op: Op) -> None:
     e.define(made, f"{make}({e.name(x)}, {room})")
 
 
+@emits("span_mask")
+def _span_mask(e: Emitter, op: Op) -> None:
+    x, bounds, start = op.args
+    (made,) = op.outs
+    layout = e.layout(x)
+    make = e.use("span_mask", f"use(elementwise.span_mask({layout.text!r}, {layout.shape}, "
+                 f"{kind_of(made.type.dtype)!r}, {op.attr['behind']}))")
+    e.define(made, f"{make}({e.name(x)}, {operand(e, bounds, made.type)}, "
+                   f"i32({e.name(start)} + {e.index(layout, 1)}))")
+
+
 @emits("own_row")
 def _own_row(e: Emitter, op: Op) -> None:
     """Of a kernel whose warps do not specialise, or have several blocks of rows: all rows."""

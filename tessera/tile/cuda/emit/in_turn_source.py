@@ -24,6 +24,7 @@ wait, arrive, expect = use('mbarrier_wait'), use('mbarrier_arrive'), use('mbarri
 arrive_if, expect_if = use('mbarrier_arrive_if'), use('mbarrier_arrive_expect_if')
 far_arrive_if, send_if = use('mbarrier_arrive_far_if'), use('bulk_send_if')
 copy_tile, copy_row = use(ptx.tma.load(3)), use(ptx.tma.bulk_load())
+nounroll = use('nounroll')  # the producer has 24 registers
 fewer_registers = use(ptx.barriers.set_registers(24, 'dec'))
 more_registers = use(ptx.barriers.set_registers(240, 'inc'))
 fence_shared, sync_warp = use('fence_async_shared'), use('sync_warp')
@@ -125,6 +126,7 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
             row = i64(head) * (BLOCKS * QUERIES)
             j = i32(1)
             while j < BLOCKS:
+                nounroll()
                 at = i32(j * QUERIES)
                 full = i32(base + Q_FULL + q * 8)
                 wait(i32(base + Q_EMPTY + q * 8), q_phase)

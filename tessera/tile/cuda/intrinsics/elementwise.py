@@ -299,3 +299,22 @@ def causal_mask(layout: str, shape: tuple[int, ...], kind: str, keys: int = 1) -
 
     form = InstructionForm((x, Operand("room", "i32")), (x,), body)
     return Operation("causal_mask", 2, lambda *_: form)
+
+
+@functools.cache
+def span_mask(layout: str, shape: tuple[int, ...], kind: str, behind: bool) -> Operation:
+    """(scores, bounds of their rows, first column of the thread) -> -inf in columns that are a
+    bound or more; behind=False: that are less. Constants are compared with a number of each row."""
+    bases = RegisterLayout.parse(layout, shape).bases
+    x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
+
+    def body(b: Builder, values: list[Any], bounds: list[Any], start: Any) -> list[Any]:
+        low = b.const(kind, -float("inf"))
+        sign = "<=" if behind else ">"
+        rooms = [b.sub(bound, start) for bound in bounds]
+        return [b.select(b.compare(sign, room, b.i32(base[1])), low, v)
+                for base, room, v in zip(bases, rooms, values, strict=True)]
+
+    form = InstructionForm((x, Operand("bounds", "i32", len(bases)), Operand("start", "i32")),
+                           (x,), body)
+    return Operation("span_mask", 3, lambda *_: form)

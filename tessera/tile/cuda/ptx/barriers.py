@@ -1,4 +1,4 @@
-"""Barriers of a block, a warp and a cluster; fences; registers and dependent launches."""
+"""Barriers of a block, a warp and a cluster; fences; registers, loops and dependent launches."""
 
 from __future__ import annotations
 
@@ -64,6 +64,9 @@ def set_registers(registers: int, how: str) -> Instruction:
                        f"setmaxnreg.{how}.sync.aligned.u32 {registers};", isa="9.7.19 setmaxnreg",
                        effect="converge", cc="90a")
 
+
+# The first statement of a loop: neither NVVM, which may not copy it, nor ptxas unrolls the loop.
+Instruction("nounroll", "", '.pragma "nounroll";', isa="12.1 nounroll", single=True)
 
 # Programmatic dependent launch: `wait` before the first read of the previous kernel's results.
 Instruction("dependents_wait", "", "griddepcontrol.wait;", isa="9.7.13 griddepcontrol", cc="90")
