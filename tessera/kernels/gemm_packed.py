@@ -59,7 +59,7 @@ RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiproces
 AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
 MANY_AHEAD = 2  # the same of floats beside 16 rows of 16 bits and more, whose x comes behind them
 PAIR_COLUMNS, PAIR_DEPTH = 128, 256  # of a group whose steps two blocks share
-PAIR_ROWS = {4: 64, 6: 32}  # of x of 16 bits, from which on they do beside codes of registers' order
+PAIR_ROWS = {4: 64, 6: 32}  # of x of 16 bits, from which on: beside codes in registers' order
 LAID_DEPTH = 512  # of a step of weights that lie as registers have them, or half of it
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 

@@ -329,8 +329,8 @@ def warpgroup_columns(shape: tuple[int, int], groups: int) -> RegisterLayout:
 
 
 # Bytes of a panel's row -> bits of a row, of an instruction and of the result. Four lanes read 32
-# bytes of a row, and 16 lanes at once: of rows 0, 2, 4, 6 swizzles bring these to other banks, where
-# two rows are 128 bytes of 0, 1, 4, 5.
+# bytes of a row, and 16 lanes at once: of rows 0, 2, 4, 6 the swizzle of 128 bytes brings these to
+# other banks, where two rows are 128 bytes that of rows 0, 1, 4, 5.
 CODE_ROWS = {128: (1, 2, 0), 64: (0, 2, 1), 32: (0, 1, 2)}
 
 
@@ -360,5 +360,6 @@ def registers_of_rows(layout: RegisterLayout) -> dict[int, list[int]]:
     return rows
 
 
-__all__ = ["CODE_ROWS", "Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "dealt", "in_parts",
-           "registers_of_rows", "warpgroup_codes", "warpgroup_columns", "warpgroups", "warps_over"]
+__all__ = ["CODE_ROWS", "Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "dealt",
+           "in_parts", "registers_of_rows", "warpgroup_codes", "warpgroup_columns", "warpgroups",
+           "warps_over"]
