@@ -59,6 +59,7 @@ RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiproces
 AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
 MANY_AHEAD = 2  # the same of floats beside 16 rows of 16 bits and more, whose x comes behind them
 PAIR_COLUMNS, PAIR_DEPTH = 128, 256  # of a group whose steps two blocks share
+PAIR_ROWS = {4: 64, 6: 32}  # of x of 16 bits, from which on: beside codes in registers' order
 LAID_DEPTH = 512  # of a step of weights that lie as registers have them, or half of it
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
@@ -87,7 +88,7 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
                      f"by mma.sync: {codes}")
         for codes, x, rows, k in (
             ("fp4_e2m1", "bf16", (8, 16, 64), 8192), ("fp4_e2m1", "bf16", (32,), 4096),
-            ("fp4_e2m1 @packed_for(bf16)", "bf16", (64,), 8192),
+            ("fp4_e2m1 @packed_for(bf16)", "bf16", (32, 64), 8192),
             ("fp6_e2m3 @packed_for(bf16)", "bf16", (32,), 8192),
             ("fp6_e2m3", "bf16", (8, 32), 8192), ("fp4_e2m1", "fp8_e4m3", (16, 64), 8192),
             ("fp6_e2m3", "fp8_e4m3", (16, 64), 8192))
@@ -178,8 +179,8 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     8192 x 8192 fp4: 13.9 -> 13.2 us, H200, 2026-11-26). Of 64 rows groups with twice the weights
     and half of K, and a sum of both behind them, were slower by a third (H100, 2026-11-25). Two
     groups of a cluster that share one's steps pay where their own warps bring much of x into order:
-    16 rows of 16 bits, and 32 beside codes of 6; and where x of 32 rows and more is most of what a
-    group reads beside codes of 6 that lie as registers have them.
+    16 rows of 16 bits, and 32 beside codes of 6; and where x is most of what a group reads beside
+    codes that lie as registers have them (PAIR_ROWS).
     """
     rows, most = min(MOST_ROWS, max(8, 1 << (M - 1).bit_length())), 1 << K.bit_length() - 1
     columns = 64
@@ -189,7 +190,7 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     shared = wide and w.dtype.kind == "float" and K >= 4 * PAIR_DEPTH and 2 * pairs >= GROUPS
     ahead = MANY_AHEAD if wide and w.dtype.kind == "float" and rows >= 16 else AHEAD
     if laid(x, w, K):
-        if shared and w.dtype.bits == 6 and rows >= 32:
+        if shared and rows >= PAIR_ROWS[w.dtype.bits]:
             return PackedBlocks(rows, PAIR_COLUMNS, PAIR_DEPTH, 1, M <= rows, 1, divided=2)
         resident = 2 if not wide and rows <= RESIDENT_ROWS else 1
         whole = K >= LAID_DEPTH and (rows <= 32 or not wide)

@@ -24,6 +24,7 @@ from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram, low
 from tessera.tile.cuda.lower.warp_specialised.machine import PipelineMachine
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_op, ops_in
 from tessera.tile.ir.ir import For, If, Op, walk
+from tessera.tile.ir.register_layout import warpgroup_codes
 from tessera.tile.ir.schedule import Schedule
 from tolerance import assert_close
 
@@ -68,13 +69,15 @@ def test_lanes_take_their_numbers_out_of_rows(codes, dtype, order, depth, parts,
         with np.errstate(all="ignore"):
             if at == 0:
                 read = unpacked_codes.read(offset, slot_bytes, rows * width, width, *how, batch,
-                                           parts)
+                                           width, parts)
                 words = read.rule(None, None).body(Builder(block), as_register(np.int32(1)),
                                                    as_register(thread))
             make = unpacked_codes.unpack(*how, step, part.steps)
             got += make.rule(None, None).body(Builder(block), words, as_register(thread))
     numbers = np.asarray(decode(unpack(raw, kind, depth), kind), np.float64) * factor
-    group, lane, row = thread >> 7, thread & 31, 16 * (thread >> 5 & 3) + (thread >> 2 & 7)
+    group, lane = thread >> 7, thread & 31
+    row = sum((thread >> at & (1 << n) - 1) << bit
+              for at, bit, n in warpgroup_codes((64, 8), 1, width).terms(0))
     row, at = (row + 64 * group, 0 * group) if parts == 1 else (row, group * depth // parts)
     for i, word in enumerate(got):
         step, down, right = i // 4, i & 1, i >> 1 & 1

@@ -12,6 +12,7 @@ from tessera.numerics import as_type, decode, find_dtype, unpack
 from tessera.numerics.packed_order import from_rows
 from tessera.tile.cuda import ptx  # noqa: F401  registers the instructions
 from tessera.tile.cuda.intrinsics import dealt_codes, packed_codes, unpacked_codes
+from tessera.tile.ir.register_layout import warpgroup_codes
 
 WIDTH, ROWS = 128, 64  # bytes of a panel's row; of codes
 
@@ -38,7 +39,7 @@ class Threads(Ints):
     """With shared memory, in which each thread has an address of its own."""
 
     def __init__(self, memory):
-        self.memory = memory
+        self.memory, self.reads = memory, []
 
     def shared_base(self):
         return np.uint32(0)
@@ -73,6 +74,7 @@ class Threads(Ints):
             return None
         count = int(instruction.name[-1]) if "_x" in instruction.name else 1
         found = [words[(x >> 2) + i] for i in range(count)]
+        self.reads.append((x, count))
         return found if count > 1 else found[0]
 
 
@@ -84,12 +86,23 @@ def in_panels(raw):
     return np.take_along_axis(chunks, order[None, :, :, None], 2).reshape(-1)
 
 
-def fragments(registers, x):
+def rows_of_codes(panel):
+    """Of each row of an instruction, the row of the tile that lanes have there."""
+    layout = warpgroup_codes((ROWS, 8), 1, panel)
+    below = [bit for bit in layout.registers if bit[0] == 0]
+    bits = [*layout.threads[2:5], *below, *layout.threads[5:7]]
+    assert sorted(bits) == [(0, i) for i in range(6)]
+    number = np.arange(ROWS)
+    return sum((number >> i & 1) << bit for i, (_, bit) in enumerate(bits))
+
+
+def fragments(registers, x, panel):
     """[threads of a warpgroup, registers] -> [64, k] of the first operand (PTX ISA 9.7.15)."""
     numbers = registers.view(x.numpy).astype(np.float64)
     parts = numbers.reshape(4, 8, 4, -1, 2, 2, 32 // x.bits)
     # warp, g, t, step, half of k, half of rows, number of a register
-    return parts.transpose(0, 5, 1, 3, 4, 2, 6).reshape(ROWS, -1)
+    made = parts.transpose(0, 5, 1, 3, 4, 2, 6).reshape(ROWS, -1)
+    return made[np.argsort(rows_of_codes(panel))]
 
 
 @pytest.mark.parametrize("rows", [8, 16, 64])
@@ -122,14 +135,35 @@ def test_two_warpgroups_multiply_all_of_k(codes, order, dtype, K, rows, rng):
     for step in range(part.steps):
         batch, at = divmod(step, part.steps // part.batches)
         if at == 0:
-            read = unpacked_codes.read(codes_at, 0, ROWS * width, width, *how, batch)
+            read = unpacked_codes.read(codes_at, 0, ROWS * width, width, *how, batch, width)
             words = read.rule(None).body(machine, slot, threads)
         make = unpacked_codes.unpack(*how, step, part.steps)
         made = np.stack(make.rule(None).body(machine, words, threads), 1)
         for group in (0, 1):
             first = group * K // 2 + step * each
-            a = fragments(made[128 * group:128 * group + 128].copy(), x)
+            a = fragments(made[128 * group:128 * group + 128].copy(), x, width)
             total += a @ right[:, first:first + each].T
     want = decode(unpack(raw, kind, K), kind).astype(np.float64) @ numbers.astype(np.float64).T
     np.testing.assert_allclose(total * packed_codes.factor(codes, x.name), want, rtol=1e-12,
                                atol=1e-9)
+
+
+@pytest.mark.parametrize("order", ["dealt", "laid"])
+@pytest.mark.parametrize("codes", ["fp4_e2m1", "fp6_e2m3"])
+@pytest.mark.parametrize("K", [256, 512])
+def test_lanes_that_read_codes_together_meet_no_bank_twice(order, codes, K):
+    """Those of a half of a warp where each reads 8 bytes, of a whole one where it reads 4."""
+    row_bytes = K * find_dtype(codes).bits // 8
+    width = WIDTH if row_bytes % WIDTH == 0 else WIDTH // 2
+    machine = Threads(np.zeros(ROWS * row_bytes, np.uint8))
+    how = row_bytes // 2, codes, "bf16", order
+    part = unpacked_codes.Part(*how)
+    for batch in range(part.batches):
+        read = unpacked_codes.read(0, 0, ROWS * width, width, *how, batch, width)
+        threads = np.arange(256, dtype=np.uint32)
+        read.rule(None).body(machine, np.zeros(256, np.uint32), threads)
+    assert len(machine.reads) > 2
+    for at, count in machine.reads:
+        words = (at[:, None] >> 2) + np.arange(count, dtype=np.uint32)
+        for lanes in words.reshape(-1, 32):  # of a wavefront
+            assert len(set(lanes % 32)) == len(set(lanes))

@@ -58,8 +58,8 @@ def written_too_early(loop: list[str]) -> list[str]:
 
 
 PICKED = (("bf16", 64, "fp4_e2m1"), ("fp8_e4m3", 64, "fp4_e2m1"),
-          ("bf16", 64, "fp4_e2m1 @packed_for(bf16)"))
-SHARED = "bf16", 32, "fp6_e2m3 @packed_for(bf16)"
+          ("bf16", 32, "fp4_e2m1 @packed_for(bf16)"))
+SHARED = [("bf16", 64, "fp4_e2m1 @packed_for(bf16)"), ("bf16", 32, "fp6_e2m3 @packed_for(bf16)")]
 FOUND = {(str(c[2][0].type), c[2][0].shape[0], str(c[2][1].type)): c
          for c in compiled_of(ROUTINES["gemm_packed"])}
 CASES = [FOUND[key] for key in PICKED]
@@ -76,8 +76,9 @@ def test_registers_of_running_matmuls_are_left_alone(case):
     sass = kernel.inspect_ir("sass", target="sm_90a")
     loop = matmul_loop(sass)
     if laid := arguments[1].type.policy.packed_for is not None:
-        # x comes by one copy, of all its panels, beside one of codes, which have a single panel.
-        assert sass.count("UTMALDG.3D") == sass.count("UTMALDG.2D") > 0
+        # Of an iteration's x one copy brings all panels, and one of its codes.
+        iterations = arguments[0].shape[1] // constants["BK"]
+        assert sass.count("UTMALDG.3D") == sass.count("UTMALDG") == 2 * iterations
     assert not written_too_early(loop)
     matmuls = [i for i, code in enumerate(loop) if "GMMA" in code]
     steps = constants["BK"] // 2 * arguments[0].type.dtype.bits // 256
@@ -86,13 +87,14 @@ def test_registers_of_running_matmuls_are_left_alone(case):
     assert written_too_early([code.replace("gsb0, 0x1", "gsb0, 0x4") for code in loop])
 
 
-def test_descriptors_of_a_shared_tile_are_made_beside_lanes():
+@pytest.mark.parametrize("shared", SHARED, ids=[c[2] for c in SHARED])
+def test_descriptors_of_a_shared_tile_are_made_beside_lanes(shared):
     """The assembler sees that all lanes of a warp take the loop of two blocks that share a tile
     together: it knows by what both begin, leave and wait. Else each matmul has five instructions
     more, of 270 for 16 of fp4."""
     if find_tool("nvdisasm") is None:
         pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
-    routine, name, arguments, constants, _ = FOUND[SHARED]
+    routine, name, arguments, constants, _ = FOUND[shared]
     assert constants["DIVIDED"] == 2
     kernel = ROUTINES[routine].kernels[name]
     kernel.lower(*arguments, **constants)

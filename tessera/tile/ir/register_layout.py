@@ -325,7 +325,24 @@ def warpgroup_columns(shape: tuple[int, int], groups: int) -> RegisterLayout:
     """The same of a first operand that warpgroups read by its columns, which lie in rows of shared
     memory: lanes have rows of the result so that these reads meet no bank twice
     (intrinsics/operand_columns.py)."""
-    place = {0: 1, 1: 4, 2: 2, 3: 0, 4: 3}  # bits of a row, of an instruction and of the result
+    return _rows_moved(shape, groups, {0: 1, 1: 4, 2: 2, 3: 0, 4: 3})
+
+
+# Bytes of a panel's row -> bits of a row, of an instruction and of the result. Four lanes read 32
+# bytes of a row, and 16 lanes at once: of rows 0, 2, 4, 6 the swizzle of 128 bytes brings these to
+# other banks, where two rows are 128 bytes that of rows 0, 1, 4, 5.
+CODE_ROWS = {128: (1, 2, 0), 64: (0, 2, 1), 32: (0, 1, 2)}
+
+
+@functools.cache
+def warpgroup_codes(shape: tuple[int, int], groups: int, panel: int) -> RegisterLayout:
+    """The same of a first operand that lanes make of packed codes, in rows of shared memory that
+    they read without meeting a bank twice (intrinsics/unpacked_codes.py)."""
+    return _rows_moved(shape, groups, dict(enumerate(CODE_ROWS[panel])))
+
+
+def _rows_moved(shape: tuple[int, int], groups: int, place: dict[int, int]) -> RegisterLayout:
+    """place: a bit of a row, of an instruction -> of the result."""
     plain = warpgroups(shape, groups)
 
     def dealt(bit: Bit | None) -> Bit | None:
@@ -343,5 +360,6 @@ def registers_of_rows(layout: RegisterLayout) -> dict[int, list[int]]:
     return rows
 
 
-__all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "dealt", "in_parts",
-           "registers_of_rows", "warpgroup_columns", "warpgroups", "warps_over"]
+__all__ = ["CODE_ROWS", "Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "dealt",
+           "in_parts", "registers_of_rows", "warpgroup_codes", "warpgroup_columns", "warpgroups",
+           "warps_over"]

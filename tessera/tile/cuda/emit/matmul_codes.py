@@ -114,7 +114,7 @@ def _unpack_codes(e: Emitter, op: Op) -> None:
     words = f"{codes.name}_words"
     if at == 0:
         where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes,
-                 load.width_bytes, *how, batch, attr["parts"])
+                 load.width_bytes, *how, batch, attr["panel"], attr["parts"])
         e.line(f"{words} = {e.use(f'read_{name}', f'use(unpacked_codes.read{where})')}"
                f"({slot}, {h.thread})")
     make = e.use(f"unpack_{name}", f"use(unpacked_codes.unpack{(*how, piece, pieces)})")

@@ -31,6 +31,7 @@ from tessera.tile.cuda.intrinsics.dealt_codes import numbers_of, registers
 from tessera.tile.cuda.intrinsics.matmul_codes import UNIT, place_floats, place_integers
 from tessera.tile.cuda.intrinsics.packed_codes import SOURCES, TARGETS
 from tessera.tile.cuda.ptx import memory
+from tessera.tile.ir.register_layout import CODE_ROWS
 
 LLVM = Any
 CHUNK, STEP_BITS = 16, 256  # bytes; bits of a row that a matmul instruction multiplies
@@ -77,12 +78,12 @@ class Part:
 
 @functools.cache
 def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
-         dtype: str, order_of_k: str, batch: int, parts: int = 2) -> Operation:
+         dtype: str, order_of_k: str, batch: int, panel: int, parts: int = 2) -> Operation:
     """(slot, thread) -> the words of a lane: those of its upper row, and of the one below.
 
     The tile lies in panels of rows of `width` bytes, swizzled as wide; warpgroup i has part_bytes
     of each row, from i * part_bytes on, and reads one batch of them. parts: 1 where it has all of
-    rows of its own, 64 i and those behind it.
+    rows of its own, 64 i and those behind it.  panel: lanes have the rows of warpgroup_codes of it.
     """
     part = Part(part_bytes, codes, dtype, order_of_k)
     order, size = part.order, part_bytes // part.batches
@@ -90,7 +91,10 @@ def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes:
 
     def body(b: Builder, slot: LLVM, thread: LLVM) -> list[LLVM]:
         lane = b.and_(thread, b.i32(31))
-        row = b.or_(b.and_(b.lshr(thread, b.i32(1)), b.i32(0x30)), b.lshr(lane, b.i32(2)))
+        row = b.and_(b.lshr(thread, b.i32(1)), b.i32(0x30))
+        for i, place in enumerate(CODE_ROWS[panel]):
+            bit = b.and_(b.lshr(lane, b.i32(2 + i)), b.i32(1))
+            row = b.or_(row, b.shl(bit, b.i32(place)))
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
         group = b.lshr(thread, b.i32(7))
         base = b.add(base, b.mul(row, b.i32(width)))
@@ -104,8 +108,8 @@ def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes:
                 if parts != 1:
                     column = b.add(b.mul(group, b.i32(part_bytes)), column)
                 column = b.add(column, b.i32(first + at))
-                panel = b.mul(b.lshr(column, b.i32(width.bit_length() - 1)), b.i32(panel_bytes))
-                place = b.add(b.add(b.add(base, inside), panel),
+                before = b.mul(b.lshr(column, b.i32(width.bit_length() - 1)), b.i32(panel_bytes))
+                place = b.add(b.add(b.add(base, inside), before),
                               b.xor(b.and_(column, b.i32(width - 1)), line))
                 for below, words in enumerate(rows):  # eight rows further down
                     got = b.call(memory.ld("shared", "b32", vector),

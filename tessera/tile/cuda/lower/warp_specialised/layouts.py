@@ -8,7 +8,12 @@ from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.ir import Function, Op, Operand, SSAValue, definitions
-from tessera.tile.ir.register_layout import RegisterLayout, warpgroup_columns, warpgroups
+from tessera.tile.ir.register_layout import (
+    RegisterLayout,
+    warpgroup_codes,
+    warpgroup_columns,
+    warpgroups,
+)
 from tessera.tile.ir.types import TileType
 
 PLACED = "async_matmul", "pack_operand", "read_tile", "lane_sum"
@@ -22,6 +27,8 @@ def in_fragments(op: Op) -> tuple[Operand, ...]:
 def fragments(op: Op, shape: tuple[int, ...], groups: int) -> RegisterLayout:
     """Of the operands in registers and of the result of an async_matmul, a pack_operand or a
     read_tile, and of what a lane_sum adds: its summands are those of four lanes."""
+    if panel := op.attr.get("panel"):
+        return warpgroup_codes(shape, groups, panel)
     layout = warpgroup_columns if op.attr.get("columns") else warpgroups
     return layout(shape, groups)
 

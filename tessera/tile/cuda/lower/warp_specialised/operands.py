@@ -42,6 +42,7 @@ from tessera.tile.cuda.lower.warp_specialised.roles import loads_ahead
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, defining_ops, walk
 from tessera.tile.ir.ir import Operand as Argument
+from tessera.tile.ir.register_layout import CODE_ROWS
 from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
 
@@ -260,13 +261,15 @@ class _Placing:
         laid = op.attr["laid"]
         dealt = not laid and is_dealt(x.dtype, op.attr["codes"], parts, *x.shape)
         beside = (right,) if dealt else ()
+        row_bytes = x.shape[0] * op.attr["codes"].bits // 8
+        panel = next(n for n in CODE_ROWS if row_bytes % n == 0)
         steps = x.shape[0] // parts * x.dtype.bits // (8 * self.form.step_bytes)
         pieces = max(PIECES, steps // EACH)
         short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums
         last = self.maker.define(made.value.name, made.type) if short else made
         before: tuple[Any, ...] = () if short else (sums,)
         for piece in range(pieces):
-            of: dict[str, Any] = {"parts": parts, "piece": piece, "pieces": pieces}
+            of: dict[str, Any] = {"parts": parts, "piece": piece, "pieces": pieces, "panel": panel}
             codes = self.maker.op("unpack_codes", (load, *beside), "codes",
                                   where=op.where, dtype=x.dtype, codes=op.attr["codes"],
                                   factor=op.attr["factor"], laid=laid, **of)

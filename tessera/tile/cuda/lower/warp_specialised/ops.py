@@ -234,11 +234,11 @@ def _matmul_rule(types: Any, attrs: Any) -> TileType:
 
 
 @declare(rule=_matmul_rule,
-         attrs=("a_major", "b_major", "dtype", "parts", "piece", "pieces", "columns"),
+         attrs=("a_major", "b_major", "dtype", "parts", "piece", "pieces", "columns", "panel"),
          run=True, effect="async", group=True, public=False, layouts="any")
 def async_matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_major: Any = "K",
                  b_major: Any = "M", dtype: Any = None, parts: int = 1, piece: int = 0,
-                 pieces: int = 1, columns: bool = False) -> Any:
+                 pieces: int = 1, columns: bool = False, panel: int = 0) -> Any:
     """accumulator + a @ b by wgmma; the result may be read after a `matmul_wait` for it.
 
     a_major, b_major: "K" when the contracted axis is contiguous, "M" when the other one is; an
@@ -246,6 +246,7 @@ def async_matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_maj
     parts: a is as many matrices, one below the other, each for its part of the rows of b, of which
     it takes one of several pieces.
     columns: a was read by read_columns, so lanes have other rows (warpgroup_columns).
+    panel: a was made by unpack_codes with this attribute, so lanes have the rows that this says.
     """
     x = a.swapaxes(1, 2) if op.attr["a_major"] == "M" else a
     y = b.swapaxes(1, 2) if op.attr["b_major"] == "K" else b
@@ -334,17 +335,18 @@ def _codes_rule(types: Any, attrs: Any) -> TileType:
 
 
 @declare(rule=_codes_rule, attrs=("parts", "piece", "pieces", "codes", "factor", "dtype",
-                                   "laid"), run=True,
+                                   "laid", "panel"), run=True,
          effect="read", group=True, public=False, layouts="any")
 def unpack_codes(m: Any, op: Any, x: Any, beside: Any = None, parts: int = 1, piece: int = 0,
                  pieces: int = 1, codes: Any = None, factor: float = 1.0, dtype: Any = None,
-                 laid: bool = False) -> Any:
+                 laid: bool = False, panel: int = 128) -> Any:
     """The numbers of packed codes in shared memory times `factor`, in the form of a matmul's first
     operand: of each part of their columns a piece, one below the other.
 
     beside: the second operand, where k has an order in registers that is not that of memory.
     `ring_deal` brings its rows into that order, which no other op sees.  laid: whether codes lie
-    as registers have them, which no other op sees either.
+    as registers have them, which no other op sees either.  panel: bytes of a row in shared memory,
+    by which lanes have rows (warpgroup_codes).
     """
     attr = op.attr
     whole = stacked(np.asarray(x), attr["codes"], attr["parts"]) * np.float32(attr["factor"])
