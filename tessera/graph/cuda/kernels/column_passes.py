@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ....tile.ir.schedule import Schedule
 from ...ir import Node, Value
-from ...schedule.groups import MAX_OPS, MAX_READS, FusionGroup
+from ...schedule.groups import MAX_OPS, MAX_READS, FusionGroup, in_order
 from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ...schedule.loop_axes import Frame, extents_of
 from ..choose_schedule import blocks, chosen, power
@@ -134,6 +134,7 @@ def _joined(groups: Sequence[FusionGroup], kept: set[Value]) -> FusionGroup:
             continue
         known.setdefault(key, own)
         nodes.append(n if inputs == n.inputs else Node(n.op, inputs, n.attrs, n.outputs, n.where))
+    nodes = in_order(nodes)  # one may make again what an earlier one has read
     inside = {v for n in nodes for v in n.outputs}
     reads = list(dict.fromkeys(v for n in nodes for v in n.inputs if v not in inside))
     return FusionGroup("columns", groups[0].space, nodes, reads,
