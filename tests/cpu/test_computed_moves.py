@@ -15,8 +15,8 @@ import tessera as ts
 from emulator import compare
 from tessera import config
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.element_places import ElementPlace, flat, unflat
 from tessera.graph.cuda.passes import computed_moves, short_reductions
-from tessera.graph.cuda.place import Place, flat, unflat
 from tessera.graph.cuda.program.run import run_of
 from tolerance import assert_close
 
@@ -251,7 +251,7 @@ def test_places_in_other_extents(shape, data):
     """A place in other axes of as many elements is what NumPy says."""
     primes = [p for n in shape for p in {4: [2, 2], 6: [2, 3]}.get(n, [n])]
     other = data.draw(st.permutations(primes))
-    at = tuple(Place.along(a, n) for a, n in enumerate(shape))
+    at = tuple(ElementPlace.along(a, n) for a, n in enumerate(shape))
     names = {f"o{a}": n for a, n in enumerate(np.indices(shape))}
     number = np.arange(prod(shape)).reshape(shape)
     want = np.unravel_index(number, tuple(other))

@@ -24,6 +24,7 @@ from ..passes.computed_moves import At, ElementStep, column_block, rows_and_colu
 from .elements import LONG
 from .group_statements import FrameBlock, KernelValue, emit_step
 from .kernel_text import KernelText, KernelWriter, capital
+from .loop_kernels import templates
 from .spell import literal
 
 LANES = 128
@@ -82,8 +83,6 @@ class _Computed:
     rows and columns; what varies along rows alone is a vector, as numbers of rows are."""
 
     def __init__(self, group: ScheduledGroup):
-        from .loop_kernels import templates
-
         self.group, self.w, self.texts = group, KernelWriter(group), templates(group)
         (self.R, self.C), (self.y,) = group.attr("extents"), group.writes
         BM, BN = group.schedule.m or 1, group.schedule.n

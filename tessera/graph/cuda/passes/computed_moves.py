@@ -8,7 +8,7 @@
 
 Loops take elements in order, and copies are made of those that lie otherwise: a slice in steps, a
 part joined to others, zeros around. Here an element of a result is followed back through ops and
-moves alike: a move changes places (place.py), an op is computed there. So nothing lies in memory
+moves alike: a move changes places (element_places.py), an op is computed there. So nothing lies in memory
 between what is read and the result. That pays where a warp finds its elements close to each other,
 which is counted for some warps; a transposition of long rows goes by tiles.
 """
@@ -34,9 +34,9 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.op_ids import id_of, line_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks, power
+from ..element_places import ElementPlace, flat, unflat
 from ..kernels.group_steps import attributes_of
 from ..kernels.spell import is_stored, template
-from ..place import Place, flat, unflat
 from .displaced_reads import JOINED
 from .library_ops import joined
 from .move_passes import is_plain_loop
@@ -51,7 +51,7 @@ MOVES = ("slice", "concatenate", "pad", "reshape", "transpose", "broadcast_to", 
 PICKS = ("take", "take_along")
 PICKED = re.compile(r"\bi\d+\b")
 COMPUTED = library_call("computed", flops=per_operand)
-Places = tuple[Place, ...]
+Places = tuple[ElementPlace, ...]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Followed:
 
     def follow(self) -> bool:
         shape = extents_of(self.result)
-        at = tuple(Place.along(a, n) for a, n in enumerate(shape))
+        at = tuple(ElementPlace.along(a, n) for a, n in enumerate(shape))
         try:
             self.prune(self.make(self.result, at, ()))
         except _TooMuch:
@@ -253,7 +253,7 @@ class _Followed:
         return self.read(x, moved, guards) if often else self.make(x, moved, guards)
 
     def index(self, node: Node, ids: Value, at: Places, extent: int, guards: tuple[str, ...]
-              ) -> Place:
+              ) -> ElementPlace:
         if guards:
             raise _TooMuch  # what lies outside fails where it is not read, too
         if (key := ("index", ids, at, extent)) not in self.known:
@@ -268,7 +268,7 @@ class _Followed:
             name = f"i{len(self.steps)}"
             self.known[key] = self.add(ElementStep("index", (checked,), name, type=ids.aval.type,
                                                    **line))
-        return Place.of(self.steps[self.known[key]].text, extent)
+        return ElementPlace.of(self.steps[self.known[key]].text, extent)
 
     # --- choices ------------------------------------------------------------------------------
     def choose(self, node: Node, condition: str, one: int, other: int) -> int:
@@ -337,7 +337,7 @@ class _Followed:
         return self.add(replace(found[0], at=tuple(ways)))
 
     def pad(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
-        (x, value), inside, moved = node.inputs, list[str](), list[Place]()
+        (x, value), inside, moved = node.inputs, list[str](), list[ElementPlace]()
         for place, before, n in zip(at, node.attrs["before"], extents_of(x), strict=True):
             if place.most < before or place.least >= before + n:
                 return self.make(value, (), guards)
@@ -447,7 +447,7 @@ def _takes_long(node: Node) -> bool:
 
 def _broadcast(at: Places, shape: tuple[int, ...]) -> Places:
     own = at[len(at) - len(shape):]
-    return tuple(Place.number(0) if n == 1 else p for p, n in zip(own, shape, strict=True))
+    return tuple(ElementPlace.number(0) if n == 1 else p for p, n in zip(own, shape, strict=True))
 
 
 def _sliced(at: Places, x: Any, attrs: Any, y: Any) -> Places:
@@ -456,7 +456,7 @@ def _sliced(at: Places, x: Any, attrs: Any, y: Any) -> Places:
 
 
 def _transposed(at: Places, x: Any, attrs: Any, y: Any) -> Places:
-    own = [Place.number(0)] * len(at)
+    own = [ElementPlace.number(0)] * len(at)
     for p, a in zip(at, attrs["axes"], strict=True):
         own[a] = p
     return tuple(own)
