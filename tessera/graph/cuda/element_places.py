@@ -52,8 +52,8 @@ class ElementPlace:
 
     def times(self, n: int) -> ElementPlace:
         ends = sorted((self.least * n, self.most * n))
-        return ElementPlace(tuple((t, f * n) for t, f in self.terms) if n else (), self.constant * n,
-                     *ends, self.bounds, self.guarded and n != 0)
+        terms = tuple((t, f * n) for t, f in self.terms) if n else ()
+        return ElementPlace(terms, self.constant * n, *ends, self.bounds, self.guarded and n != 0)
 
     def plus(self, n: int) -> ElementPlace:
         return self + ElementPlace.number(n)

@@ -238,8 +238,9 @@ def _share(subject: Subject, largest: tuple[int, ...]) -> int:
     2026-11-21: copies of f32 reach 0.97 of memcpy with one access a thread and 0.90 with eight; a
     softmax of 4096 bf16 is fastest with four. Where loops add up tiles and all that is reduced
     stands behind them, tiles stream: a layer norm of [16384, 4096] by blocks of 1024 takes 104.6,
-    96.4, 72.7 and 85.7 us with 32, 16, 8 and 4 elements (H200, 2026-11-28). A scan by a user's function of rows of 1024, with
-    4, 8, 16 and 32 elements: 110, 103, 119 and 142 us (H200, 2026-11-27).
+    96.4, 72.7 and 85.7 us with 32, 16, 8 and 4 elements (H200, 2026-11-28). A scan by a user's
+    function of rows of 1024, with 4, 8, 16 and 32 elements: 110, 103, 119 and 142 us (H200,
+    2026-11-27).
     """
     if subject.matmuls or _meets_often(subject.function):
         return ELEMENTS_PER_LANE

@@ -55,8 +55,9 @@ def _is_whole(s: ElementStep, last: re.Pattern[str]) -> bool:
     """Whether a lane reads whole accesses of a row: else neighbouring lanes read neighbours, one by
     one, where an access of a warp would touch 32 sectors otherwise."""
     assert s.type is not None
+    bits = s.type.dtype.bits
     return s.kind != "read" or all(
-        not last.search(at.flat) or at.row and at.shift * s.type.dtype.bits % ACCESS == 0 for at in s.at)
+        not last.search(at.flat) or at.row and at.shift * bits % ACCESS == 0 for at in s.at)
 
 
 def _step(s: ElementStep, builder: ScheduleBuilder, operands: tuple[Value, ...], names: list[str],

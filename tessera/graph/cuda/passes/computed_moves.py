@@ -8,9 +8,9 @@
 
 Loops take elements in order, and copies are made of those that lie otherwise: a slice in steps, a
 part joined to others, zeros around. Here an element of a result is followed back through ops and
-moves alike: a move changes places (element_places.py), an op is computed there. So nothing lies in memory
-between what is read and the result. That pays where a warp finds its elements close to each other,
-which is counted for some warps; a transposition of long rows goes by tiles.
+moves alike: a move changes places (element_places.py), an op is computed there. So nothing lies in
+memory between what is read and the result. That pays where a warp finds its elements close to each
+other, which is counted for some warps; a transposition of long rows goes by tiles.
 """
 
 from __future__ import annotations
