@@ -51,9 +51,10 @@ class ElementPlace:
                      self.most + other.most, tuple(bounds), self.guarded or other.guarded)
 
     def times(self, n: int) -> ElementPlace:
-        ends = sorted((self.least * n, self.most * n))
+        least, most = sorted((self.least * n, self.most * n))
         terms = tuple((t, f * n) for t, f in self.terms) if n else ()
-        return ElementPlace(terms, self.constant * n, *ends, self.bounds, self.guarded and n != 0)
+        return ElementPlace(terms, self.constant * n, least, most, self.bounds,
+                            self.guarded and n != 0)
 
     def plus(self, n: int) -> ElementPlace:
         return self + ElementPlace.number(n)

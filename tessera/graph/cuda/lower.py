@@ -347,7 +347,7 @@ class _KernelSchedule(ScheduleBuilder):
 
     def columns(self, group: FusionGroup) -> None:
         if len(group.inputs) < len(group.nodes) or len(reductions(group)) < len(group.nodes):
-            schedule_column_passes(self, group)
+            schedule_column_passes(self, group, self.chip)
             return
         A, R, C = column_frame(group).extents
         reads = [self.operand(n.inputs[0], (A, R, C)) for n in group.nodes]

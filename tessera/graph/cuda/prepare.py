@@ -317,6 +317,7 @@ PIPELINE: list[Callable[..., Any]] = [
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
                                              join_products, open_column_sums, write_turned,
+                                             variances_of_parts, exponentials_of_parts,
                                              split_few_rows, multiply_packed)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from ....numerics import as_type
 from ...ir import Value
@@ -67,12 +68,14 @@ def _step(s: ElementStep, builder: ScheduleBuilder, operands: tuple[Value, ...],
     if s.kind == "op":
         return GroupStep(names[i], s.name, tuple(names[a] for a in s.args), s.attrs, (), s.type,
                          s.ids, s.where)
-    known = {"read": {"at": s.at}, "choice": {"condition": s.text},
-             "number": {"number": s.text}, "index": {"place": s.text}}[s.kind]
+    own: dict[str, dict[str, Any]] = {
+        "read": {"at": s.at}, "choice": {"condition": s.text}, "number": {"number": s.text},
+        "index": {"place": s.text}}
     args = tuple(builder.argument(operands[a]) for a in s.args) if s.kind == "read" else \
         tuple(names[a] for a in s.args)
-    return GroupStep(names[i], s.kind if s.kind != "choice" else s.name, args,
-                     tuple(sorted({**known, "kind": s.kind}.items())), (), s.type, s.ids, s.where)
+    attrs = tuple(sorted({**own[s.kind], "kind": s.kind}.items()))
+    return GroupStep(names[i], s.kind if s.kind != "choice" else s.name, args, attrs, (), s.type,
+                     s.ids, s.where)
 
 
 def computed_source(group: ScheduledGroup) -> KernelText:

@@ -183,9 +183,10 @@ class _Followed:
         key = (v, at, guards)
         if key not in self.known:
             node = self.maker.get(v)
-            memory = node is None or not _is_followed(node) or (
-                v is not self.result and self.stays(v))
-            self.known[key] = self.read(v, at, guards) if memory else self.of(node, at, guards)
+            if node is None or not _is_followed(node) or v is not self.result and self.stays(v):
+                self.known[key] = self.read(v, at, guards)
+            else:
+                self.known[key] = self.of(node, at, guards)
         return self.known[key]
 
     def add(self, step: ElementStep) -> int:
@@ -260,14 +261,14 @@ class _Followed:
             self.picking += 1
             own = self.make(ids, at, ())
             self.picking -= 1
-            line = {"ids": tuple(id_of(node).split()), "where": line_of(node.where)}
-            text = CHECK_INDEX.tile
+            of, where, text = tuple(id_of(node).split()), line_of(node.where), CHECK_INDEX.tile
             attrs = {"extent": extent, "wrap": True, "text": text, "kinds": (ids.aval.dtype.kind,)}
             checked = self.add(ElementStep("op", (own,), name="check_index", type=ids.aval.type,
-                                           attrs=tuple(sorted(attrs.items())), **line))
+                                           attrs=tuple(sorted(attrs.items())), ids=of,
+                                           where=where))
             name = f"i{len(self.steps)}"
             self.known[key] = self.add(ElementStep("index", (checked,), name, type=ids.aval.type,
-                                                   **line))
+                                                   ids=of, where=where))
         return ElementPlace.of(self.steps[self.known[key]].text, extent)
 
     # --- choices ------------------------------------------------------------------------------
