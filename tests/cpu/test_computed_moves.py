@@ -140,6 +140,18 @@ def test_what_integers_pick_is_read_where_it_lies(name, rng, monkeypatch):
     assert_close(got[0], np.asarray(want[0], np.float64), "f32", n=8)
 
 
+@pytest.mark.parametrize("shape, ids, axis", [((9, 3, 128), (5,), 0), ((2, 9, 64), (2, 3), 1),
+                                              ((40,), (7,), 0)])
+def test_writes_at_positions(shape, ids, axis, rng):
+    """The last of two at one place stays, as on a CPU."""
+    u = normal(rng, *shape[:axis], *ids, *shape[axis + 1:])
+    k = ts.tensor(rng.integers(-shape[axis], shape[axis], ids).astype(np.int32))
+    made, got, want = run(lambda x, k, u: ts.scatter(x, k, u, axis=axis) * 2 + 1,
+                          normal(rng, *shape), k, u)
+    assert made[-1] == "computed" and "elements" not in made
+    np.testing.assert_allclose(got[0], np.asarray(want[0]), rtol=1e-6)
+
+
 def test_an_integer_outside_is_told(rng):
     x, k = normal(rng, 6, 80), ts.tensor(np.array([0, 6, 1, 2, 3, 4], np.int32))
     program = CudaProgram(ts.jit(lambda x, k: x[k] * 2 + x).graph(x, k), "sm_90a")

@@ -36,6 +36,7 @@ from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks, power
 from ..element_places import ElementPlace, flat, unflat
 from ..kernels.group_steps import attributes_of
+from ..kernels.scatters import WRITE_LAST
 from ..kernels.spell import is_stored, template
 from .displaced_reads import JOINED
 from .library_ops import joined
@@ -128,7 +129,7 @@ def _is_followed(node: Node) -> bool:
         return False
     if node.op.name == "pad" and any(node.attrs["holes"]):
         return False
-    return node.op.name in (*MOVES, *PICKS) or node.op is JOINED or (
+    return node.op.name in (*MOVES, *PICKS) or node.op in (JOINED, WRITE_LAST) or (
         is_plain_loop(node) and not node.op.beside and template(node) is not None)
 
 
@@ -232,6 +233,8 @@ class _Followed:
             return self.join(node, at, guards)
         if node.op.name in PICKS:
             return self.pick(node, at, guards)
+        if node.op is WRITE_LAST:
+            return self.write(node, at, guards)
         if node.op.name in MOVES:
             (x, *_), attrs = node.inputs, node.attrs
             return self.make(x, MOVED[node.op.name](at, extents_of(x), attrs,
@@ -245,18 +248,31 @@ class _Followed:
 
     def pick(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
         (x, ids), axis = node.inputs, node.attrs["axis"]
+        if guards:  # an integer outside is to fail where the element is not read, too
+            return self.read(node.outputs[0], at, guards)
         behind = axis + (1 if node.op.name == "take_along" else ids.aval.ndim)
         own = at if node.op.name == "take_along" else at[axis:behind]
-        place = self.index(node, ids, own, extents_of(x)[axis], guards)
+        place = self.index(node, ids, own, extents_of(x)[axis])
         moved = (*at[:axis], place, *at[behind:])
         # Each element would be computed as often as it is picked.
         often = prod(extents_of(node.outputs[0])) > OFTEN * prod(extents_of(x))
         return self.read(x, moved, guards) if often else self.make(x, moved, guards)
 
-    def index(self, node: Node, ids: Value, at: Places, extent: int, guards: tuple[str, ...]
-              ) -> ElementPlace:
-        if guards:
-            raise _TooMuch  # what lies outside fails where it is not read, too
+    def write(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        """What was written last at a place, else what was there."""
+        (x, last, u), axis = node.inputs, node.attrs["axis"]
+        which = self.make(last, (at[axis],), guards)
+        name = f"i{len(self.steps)}"
+        made = self.add(ElementStep("index", (which,), name, type=last.aval.type,
+                                    ids=tuple(id_of(node).split()), where=line_of(node.where)))
+        name = self.steps[made].text
+        n = extents_of(u)[axis]
+        place = replace(ElementPlace.of(name, n), guarded=True)
+        there = f"{name} >= 0"
+        new = self.make(u, (*at[:axis], place, *at[axis + 1:]), (*guards, there))
+        return self.choose(node, there, new, self.make(x, at, guards))
+
+    def index(self, node: Node, ids: Value, at: Places, extent: int) -> ElementPlace:
         if (key := ("index", ids, at, extent)) not in self.known:
             self.picking += 1
             own = self.make(ids, at, ())
@@ -423,7 +439,7 @@ def _copies(node: Node, last: bool) -> bool:
     if name == "concatenate":
         short = min(extents_of(x)[-1] for x in node.inputs) * node.outputs[0].aval.dtype.bits < 128
         return not last or short and attrs["axis"] == len(extents_of(node.inputs[0])) - 1
-    return name in ("pad", "flip", *PICKS)
+    return name in ("pad", "flip", *PICKS) or node.op is WRITE_LAST
 
 
 def _lies_apart(node: Node) -> bool:
@@ -440,7 +456,7 @@ def _takes_long(node: Node) -> bool:
     if node.op.name == "slice":
         return node.attrs["steps"][-1] != 1
     if node.op.name != "transpose":
-        return False
+        return node.op is WRITE_LAST
     (x,), (y,) = node.inputs, node.outputs
     sides = {extents_of(v)[-1] * v.aval.dtype.bits // 8 for v in (x, y)}
     return min(sides) <= SECTOR
