@@ -252,12 +252,18 @@ def _share(subject: Subject, largest: tuple[int, ...]) -> int:
 
 def _meets_often(function: Function) -> bool:
     """Whether lanes reduce, and not only when loops that load tiles have ended: then one barrier
-    stands for many blocks, and what is added up in registers is less in each of more lanes."""
-    loops = [n for n in walk(function.body) if isinstance(n, For | While)]
-    streams = any(isinstance(n, Op) and OPS[n.name].access == "tile" and not OPS[n.name].writes
-                  for loop in loops for n in walk(loop.body))
-    where = [n for loop in loops for n in walk(loop.body)] if streams else walk(function.body)
+    stands for many blocks, and what is added up in registers is less in each of more lanes. Of
+    nested loops the innermost count, as one over rows may go through the groups."""
+    loops = [n for n in walk(function.body) if isinstance(n, For | While) and _loads(n)]
+    inner = [n for n in loops if not any(
+        isinstance(m, For | While) and _loads(m) for m in walk(n.body))]
+    where = [m for n in inner for m in walk(n.body)] if inner else walk(function.body)
     return any(isinstance(n, Op) and OPS[n.name].neutral is not None for n in where)
+
+
+def _loads(loop: For | While) -> bool:
+    return any(isinstance(n, Op) and OPS[n.name].access == "tile" and not OPS[n.name].writes
+               for n in walk(loop.body))
 
 
 def _accesses(function: Function, largest: tuple[int, ...], access: int) -> int:
