@@ -11,6 +11,7 @@ benchmarks/results/user_programs.json if all are measured. Needs torch and a GPU
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -42,7 +43,8 @@ def case(
     theirs: Callable[..., Any],
     checked: bool = True,
 ) -> None:
-    """inputs: (shape, type) of each, ("i", n) for integers below n.  checked: against f64."""
+    """inputs: (shape, type) of each, ("i", n) or ("u8", n) for integers below n.  checked: against
+    f64."""
     CASES[name] = inputs, ours, theirs, checked
 
 
@@ -473,7 +475,8 @@ def drawn(shape: tuple[int, ...], kind: Any, rng: torch.Generator) -> torch.Tens
     if kind == "bool":
         return torch.rand(shape, device="cuda", generator=rng) < 0.7
     if isinstance(kind, tuple):
-        return torch.randint(0, kind[1], shape, device="cuda", dtype=torch.int32, generator=rng)
+        dtype = torch.uint8 if kind[0] == "u8" else torch.int32
+        return torch.randint(0, kind[1], shape, device="cuda", dtype=dtype, generator=rng)
     x = torch.randn(shape, device="cuda", generator=rng)
     return x.bfloat16() if kind == "bf16" else x
 
@@ -491,8 +494,10 @@ def distance(made: Any, exact: list[torch.Tensor]) -> float:
     )
 
 
-def measure(name: str) -> dict[str, float]:
-    inputs, ours, theirs, checked = CASES[name]
+@functools.cache
+def runs(name: str) -> tuple[list[torch.Tensor], Callable[[], Any], Callable[[], Any]]:
+    """A program's inputs, and a call of either side."""
+    inputs, ours, theirs, _ = CASES[name]
     rng = torch.Generator("cuda").manual_seed(1)
     xs = [drawn(shape, kind, rng) for shape, kind in inputs]
     given, run = [ts.from_dlpack(x) for x in xs], ts.jit(ours)
@@ -505,14 +510,20 @@ def measure(name: str) -> dict[str, float]:
         theirs.__closure__,
     )
     compiled = torch.compile(own, dynamic=False)
-    made, want, errors = run(*given), compiled(*xs), {}
+    return xs, lambda: run(*given), lambda: compiled(*xs)
+
+
+def measure(name: str) -> dict[str, float]:
+    _, _, theirs, checked = CASES[name]
+    xs, run, compiled = runs(name)
+    made, want, errors = run(), compiled(), {}
     if checked:
         exact = flat(theirs(*(x.double() if x.is_floating_point() else x for x in xs)))
         errors = {"error": distance(made, exact), "torch_error": distance(want, exact)}
         del exact
     moved = sum(v.numel() * v.element_size() for v in [*xs, *flat(made)])
     del made, want
-    us = in_turn({"ours": lambda: run(*given), "theirs": lambda: compiled(*xs)}, CALLS)
+    us = in_turn({"ours": run, "theirs": compiled}, CALLS)
     return {
         "ours_us": round(us["ours"], 1),
         "torch_us": round(us["theirs"], 1),

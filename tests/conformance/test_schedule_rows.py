@@ -221,6 +221,28 @@ def softmax(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
     assert "a kernel by lanes" in seeds.saxpy.inspect_ir("schedule")
 
 
+@pytest.mark.parametrize("inside, warps", [(False, 4), (True, 1)])
+def test_what_is_reduced_behind_loops_alone_streams(inside, warps, rng):
+    """Sums of tiles in a loop of blocks, and one reduction behind it: each thread has one access.
+    A reduction in each iteration is a barrier in each, of few warps."""
+    total = "tile.full((1,), 0.0, f32)" if inside else "tile.zeros((1, 1024))"
+    summed = "s + tile.row_sum(t)" if inside else "s + t"
+    left = "s" if inside else "tile.row_sum(s)"
+    k = build(f"""@kernel
+def mean(x: Tensor["M", "N", bf16], y: Tensor["M", f32]):
+    for i in tile.range(0, M, 1):
+        s = {total}
+        for n in range(0, N, 1024):
+            t = tile.cast(tile.load(x[i:i+1, n:n+1024]), f32)
+            s = {summed}
+        y[i:i+1] = {left} / N
+""")["mean"]
+    x, y = rng.standard_normal((3, 4096)).astype(ml_dtypes.bfloat16), np.zeros(3, np.float32)
+    k(x, y)
+    assert_close(y, x.astype(np.float64).mean(1), dtype="f32", n=4096)
+    assert k.schedule.value("warps_") == warps
+
+
 def test_an_attached_schedule_stays(rng):
     gemm = build(BLOCKED)["gemm"].with_schedule(ts.Schedule(block=(16, 16), k=16))
     a, b, c = operands(rng)

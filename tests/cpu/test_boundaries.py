@@ -255,3 +255,23 @@ def test_rows_are_rounded_to_integers_where_their_scale_is_made(rng: np.random.G
     assert [g.kind for g in program.plan.groups] == ["rows"]
     for got, want in zip(program.run([x]), fn(x), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_columns_make_again_what_an_earlier_one_of_them_reads():
+    """The gradient of a dice loss over classes: labels are widened where the first loop of a group
+    of columns reads them from memory, and again in it."""
+    B, K, S = 16, 21, 512
+
+    def loss(x: Any, labels: Any) -> Any:
+        p = ts.softmax(ts.cast(x, "f32"), axis=1)
+        t = ts.cast(ts.arange(K)[None, :, None, None] == labels[:, None], "f32")
+        shared, sizes = ts.sum(p * t, axis=(2, 3)), ts.sum(p + t, axis=(2, 3))
+        return 1 - ts.mean(2 * shared / (sizes + 1))
+
+    fn = ts.jit(lambda x, k: ts.grad(lambda x: loss(x, k))(x))
+    graph = fn.graph(ts.Tensor[B, K, S, S, ts.bf16], ts.Tensor[B, S, S, ts.int32])
+    for group in CudaProgram(graph, TARGET).plan.groups:
+        made = {r.name for r in group.reads}
+        for step in group.steps:
+            assert all(a in made for a in step.args if isinstance(a, str))
+            made.add(step.name)

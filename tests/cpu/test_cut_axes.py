@@ -97,7 +97,7 @@ def test_exponentials_of_long_columns_are_those_of_parts(rng, monkeypatch):
 def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, monkeypatch):
     """Parts of 64 or 100 rows, in blocks of 32 and a few over. Infinities and NaN as on a CPU."""
     monkeypatch.setattr(running_columns, "BLOCK", 256)
-    monkeypatch.setattr(running_columns, "WAVE", 1)
+    monkeypatch.setattr(running_columns, "one_wave", lambda chip: 1)
     monkeypatch.setattr(exponential_parts, "SMALL", 0)
     x = (30 * rng.standard_normal(shape)).astype(np.float32)
     x[..., 1], x[..., 5] = -INF, INF
@@ -122,7 +122,7 @@ def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, mon
 def test_squares_are_summed_about_an_element_of_the_column(rng, monkeypatch):
     """Whether that is far from the mean, or the mean is far from 0; also of what is computed."""
     monkeypatch.setattr(running_columns, "BLOCK", 256)
-    monkeypatch.setattr(running_columns, "WAVE", 1)
+    monkeypatch.setattr(running_columns, "one_wave", lambda chip: 1)
     x = rng.standard_normal((1024, 24)).astype(np.float32)
     x[0, :8] += 1000
     x[:, 8:16] += 5000

@@ -37,6 +37,7 @@ from .kernels.anchors import anchor_extents, anchor_frame
 from .kernels.batch_key import batch_key, is_flat, parts_that_come, sent_by
 from .kernels.column_frames import column_frame, reductions
 from .kernels.column_passes import join_columns, schedule_column_passes
+from .kernels.computed_moves import schedule_computed
 from .kernels.elements import schedule_elements
 from .kernels.extrema import schedule_position
 from .kernels.fold_keys import schedule_key, schedule_key_bits, schedule_keys
@@ -347,7 +348,7 @@ class _KernelSchedule(ScheduleBuilder):
 
     def columns(self, group: FusionGroup) -> None:
         if len(group.inputs) < len(group.nodes) or len(reductions(group)) < len(group.nodes):
-            schedule_column_passes(self, group)
+            schedule_column_passes(self, group, self.chip)
             return
         A, R, C = column_frame(group).extents
         reads = [self.operand(n.inputs[0], (A, R, C)) for n in group.nodes]
@@ -580,6 +581,7 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
                                              "exchange",
                                              "repeat")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
+           "computed": schedule_computed,
            "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
            "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key, "keys": schedule_keys,

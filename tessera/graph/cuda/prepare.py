@@ -37,6 +37,7 @@ from .kernels.unordered_sums import add_in_any_order
 from .passes.arrival_order import cut_where_read, use_as_it_comes
 from .passes.attention_kernels import open_cached_attention, use_attention_kernels
 from .passes.column_parts import variances_of_parts
+from .passes.computed_moves import compute_moves
 from .passes.conv_kernels import use_conv_kernels
 from .passes.cut_axes import cut_columns, merge_last_axes
 from .passes.displaced_reads import read_displaced
@@ -67,6 +68,7 @@ from .passes.place_blocks import place_blocks
 from .passes.plain_attention import fused_attention
 from .passes.product_sums import sum_products
 from .passes.result_sums import sum_results
+from .passes.short_reductions import open_short_reductions
 from .passes.sparse_kernels import use_sparse_kernels
 from .passes.split_products import split_products
 from .passes.stored_scans import scans_of_stored
@@ -273,6 +275,7 @@ PIPELINE: list[Callable[..., Any]] = [
     join_sums,
     canonicalize,
     keep_copies,
+    open_short_reductions,
     slices_of_loops,
     widen_late,
     narrow_moves,
@@ -299,6 +302,7 @@ PIPELINE: list[Callable[..., Any]] = [
     variances_of_parts,
     exponentials_of_parts,
     make_as_read,  # also of parts
+    compute_moves,
     split_reductions,
     merge_last_axes,
     open_column_sums,
@@ -315,6 +319,7 @@ PIPELINE: list[Callable[..., Any]] = [
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
                                              join_products, open_column_sums, write_turned,
+                                             variances_of_parts, exponentials_of_parts,
                                              split_few_rows, multiply_packed)
 
 

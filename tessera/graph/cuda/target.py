@@ -2,7 +2,7 @@
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
     merge | order | merge_cuts | merge_keys | search | position | scan | last | key | strips |
-    row_dots | steps | small_system | small_product
+    row_dots | steps | small_system | small_product | computed
               a kernel
     view      no kernel: the value lies where its operand does; a move whose readers take it as it
               lies is none either
@@ -51,6 +51,7 @@ from .kernels.column_frames import column_frame
 from .kernels.scan_kinds import SCANS
 from .kernels.spell import COMBINE, is_light, is_stored, no_kernel, template
 from .kernels.strips import STRIP_TURNED, STRIPS_OF, has_rows, strips_of, takes_strips
+from .passes.computed_moves import COMPUTED
 from .passes.displaced_reads import JOINED
 from .passes.packed_values import DECODE, ELEMENTWISE
 from .program.collective_steps import collective_group
@@ -69,7 +70,8 @@ LINES = {"search": "search", "largest": "position", "smallest": "position",
 # Of ops that passes put into a graph.
 OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
     sorted_segments.KINDS | unordered_sums.KINDS | integer_sums.KINDS | fold_keys.KINDS | \
-    gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | small_products.KINDS
+    gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | small_products.KINDS | \
+    {COMPUTED: "computed"}
 
 
 # --- loops ----------------------------------------------------------------------------------------

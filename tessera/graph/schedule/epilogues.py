@@ -19,6 +19,7 @@ from .groups import MAX_OPS, FusionGroup
 from .loop_axes import extents_of
 from .target import ScheduleTarget
 
+FEW = 4  # ops that readers do again for the sake of bytes
 LEAST_ROW = 64  # elements for which a loop computes a number again
 SMALL_BYTES = 1 << 20  # not counted: biases, and all where a launch costs more than bytes
 Count = dict[Value, int]  # how often each value is read
@@ -140,10 +141,11 @@ def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTar
                     ) -> list[FusionGroup]:
     """What is repeated along an axis where it is read, such as the cast of a bias, is computed
     there, when the target's record says so of every node that makes it; and what loops alone read
-    that repeat it along their rows, as a threshold of each row: a launch would take longer."""
+    that repeat it along their rows, as a threshold of each row: a launch would take longer. So is
+    what has more bytes than it is made of, as a slope of each head times distances."""
     light = {v: g for g in groups if g.kind == "loop" and all(map(target.recomputed, g.nodes))
              for v in g.outputs if len(g.outputs) == 1}
-    small = light | _numbers_of_rows(groups, count, target)
+    small = light | _outer(groups, count, target) | _numbers_of_rows(groups, count, target)
     if not small:
         return groups
     left = {v: count[v] for v in small}
@@ -158,6 +160,23 @@ def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTar
         group.connect(count)
         group.outputs = [v for v in group.outputs if v not in small or group is small[v]]
     return [g for g in groups if id(g) not in gone]
+
+
+def _outer(groups: list[FusionGroup], count: Count, target: ScheduleTarget
+           ) -> dict[Value, FusionGroup]:
+    """What single loops make of values that together are half of it at most, and others repeat."""
+    found = {g.outputs[0]: g for g in groups if g.kind == "loop" and len(g.outputs) == 1
+             and len(g.nodes) <= FEW and target.takes(g)
+             and all(target.recomputed(n) or target.repeatable(n) and target.light(n)
+                     for n in g.nodes)
+             and 2 * sum(map(value_bytes, g.inputs)) <= value_bytes(g.outputs[0])}
+    reads = dict.fromkeys(found, 0)
+    for group in groups:
+        for v in found.keys() & group.inputs:
+            if group.kind in ("loop", "rows") and len(group.nodes) + FEW <= MAX_OPS and _repeats(
+                    group, v, found[v], target):
+                reads[v] += group.reads(v)
+    return {v: g for v, g in found.items() if reads[v] == count[v]}
 
 
 def _numbers_of_rows(groups: list[FusionGroup], count: Count, target: ScheduleTarget

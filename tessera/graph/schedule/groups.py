@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 
 from ...dims import show_shape
@@ -68,4 +69,21 @@ def call_group(node: Node) -> FusionGroup:
     return FusionGroup("call", (), [node], list(node.inputs), list(node.outputs), writes_all=True)
 
 
-__all__ = ["MAX_OPS", "MAX_READS", "FusionGroup", "call_group"]
+def in_order(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes of a group so that each stands behind those it reads, else as they stood."""
+    maker, done, out = {v: n for n in nodes for v in n.outputs}, set[Node](), list[Node]()
+    work = list(reversed(nodes))
+    while work:
+        node = work.pop()
+        if node in done:
+            continue
+        ahead = [m for v in node.inputs if (m := maker.get(v)) is not None and m not in done]
+        if ahead:
+            work += [node, *reversed(ahead)]
+            continue
+        done.add(node)
+        out.append(node)
+    return out
+
+
+__all__ = ["MAX_OPS", "MAX_READS", "FusionGroup", "call_group", "in_order"]

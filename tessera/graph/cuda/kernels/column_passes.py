@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ....runtime.generations import Generation
 from ....tile.ir.schedule import Schedule
 from ...ir import Node, Value
-from ...schedule.groups import MAX_OPS, MAX_READS, FusionGroup
+from ...schedule.groups import MAX_OPS, MAX_READS, FusionGroup, in_order
 from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ...schedule.loop_axes import Frame, extents_of
 from ..choose_schedule import blocks, chosen, power
@@ -134,6 +135,7 @@ def _joined(groups: Sequence[FusionGroup], kept: set[Value]) -> FusionGroup:
             continue
         known.setdefault(key, own)
         nodes.append(n if inputs == n.inputs else Node(n.op, inputs, n.attrs, n.outputs, n.where))
+    nodes = in_order(nodes)  # one may make again what an earlier one has read
     inside = {v for n in nodes for v in n.outputs}
     reads = list(dict.fromkeys(v for n in nodes for v in n.inputs if v not in inside))
     return FusionGroup("columns", groups[0].space, nodes, reads,
@@ -141,7 +143,7 @@ def _joined(groups: Sequence[FusionGroup], kept: set[Value]) -> FusionGroup:
 
 
 # --- blocks -------------------------------------------------------------------------------------
-def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup) -> None:
+def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup, chip: Generation) -> None:
     """All rows of a run of columns where registers hold them, the run at least a sector wide."""
     whole = column_frame(group)
     A, R, C = whole.extents
@@ -151,7 +153,7 @@ def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup) -> None
     s = column_blocks((A, R, C), max(1, sum(o in reads for o in tall)),
                       min((o.type.dtype.bits for o in tall), default=32))
     steps = [builder.step(n) for n in group.nodes]
-    if (running := running_blocks((A, R, C), writes, steps)) is not None:
+    if (running := running_blocks((A, R, C), writes, steps, chip)) is not None:
         builder.add("columns", (A, R, C), reads, writes, steps, running, (A, blocks(C, running.n)),
                     axes=AXES, running=True)
         return

@@ -15,6 +15,7 @@ from dataclasses import replace
 from ....numerics import NumericType
 from ...schedule.ir import GroupOperand, ScheduledGroup, canonical_group
 from ...schedule.layouts import argument_layout
+from .computed_moves import computed_source
 from .copy_kernels import move_source
 from .elements import element_source, update_source
 from .extrema import position_source
@@ -41,7 +42,7 @@ from .unordered_sums import atomic_sums_source
 WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
     "attention": attention_source, "move": move_source, "gather": gather_source,
-    "segments": segments_source, "elements": element_source,
+    "segments": segments_source, "elements": element_source, "computed": computed_source,
     "update": update_source,
     "search": search_source, "sort": sort_source, "merge": merge_source,
     "order": order_source, "merge_cuts": merge_cuts_source,

@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ....kernels.matmul_plan import card_for
 from ....lazy_dataclass import dataclass
+from ....runtime.generations import Generation
 from ....tile.ir.schedule import Schedule
 from ...schedule.ir import GroupOperand, GroupStep
 from ..choose_schedule import blocks, chosen, power
@@ -31,7 +33,6 @@ from .row_passes import needed
 TOGETHER = 4  # rows that a place combines before it meets what it has
 WARPS, BLOCK, COLUMNS = 8, 2048, 256  # elements of a block: 8 in each lane
 CLOSE = 4  # groups of a multiprocessor
-WAVE = 132 * CLOSE
 FEWEST, LONGEST = 64, 1024  # rows of a part of a column
 BEGIN = 64  # rows that a group reads while it would begin and end
 
@@ -100,13 +101,18 @@ def _block(C: int) -> tuple[int, int]:
     return BLOCK // n, n
 
 
+def one_wave(chip: Generation) -> int:
+    """The groups that run at once."""
+    return CLOSE * card_for(chip.warpgroup_matmul).multiprocessors
+
+
 def running_blocks(extents: tuple[int, int, int], writes: Sequence[GroupOperand],
-                   steps: Sequence[GroupStep]) -> Schedule | None:
+                   steps: Sequence[GroupStep], chip: Generation) -> Schedule | None:
     """The blocks of a group of such columns; None where it is another, writes rows or has few, or
     where half of the groups that run at once would have nothing to do."""
     A, R, C = extents
     m, n = _block(C)
-    if 2 * A * blocks(C, n) < WAVE:
+    if 2 * A * blocks(C, n) < one_wave(chip):
         return None
     found = running_columns(R, steps)
     if found is None or any(o.shape[1] == R for o in writes) or R < 2 * TOGETHER * m or (
@@ -115,15 +121,15 @@ def running_blocks(extents: tuple[int, int, int], writes: Sequence[GroupOperand]
     return replace(chosen(m, n, warps=WARPS), extra=(("RESIDENT", CLOSE),))
 
 
-def part_rows(A: int, R: int, C: int) -> int:
+def part_rows(A: int, R: int, C: int, chip: Generation) -> int:
     """Rows of the parts of columns of [A, R, C]: those with which groups come out in the fewest and
     fullest waves, then the longest; 0 where R has no such divisor. Logsumexp down [16384, 4096] of
     bf16 takes 42.3 us in parts of 512 rows, which are one wave of groups, 47.7 of 256, 62.6 of 128
     (H200, 2026-11-28, in turn)."""
-    stride = TOGETHER * _block(C)[0]
+    stride, wave = TOGETHER * _block(C)[0], one_wave(chip)
 
     def length(r: int) -> tuple[bool, int, int]:
-        waves = blocks(A * (R // r) * blocks(C, COLUMNS), WAVE)
+        waves = blocks(A * (R // r) * blocks(C, COLUMNS), wave)
         return r % stride > 0, waves * (r + BEGIN), -r
 
     rows = range(FEWEST, min(LONGEST, R // 2) + 1)
@@ -229,4 +235,5 @@ def _in_pairs(pair: str, texts: list[str]) -> str:
     return texts[0]
 
 
-__all__ = ["RunningColumns", "part_rows", "running_blocks", "running_columns", "write_running"]
+__all__ = ["RunningColumns", "one_wave", "part_rows", "running_blocks", "running_columns",
+           "write_running"]

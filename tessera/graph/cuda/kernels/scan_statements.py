@@ -8,9 +8,9 @@ from ....lazy_dataclass import dataclass
 from ....numerics import DType, as_type
 from ...schedule.ir import ScheduledGroup
 from ...schedule.loop_axes import Frame
-from .group_statements import FrameBlock, emit_step, value
+from .group_statements import FrameBlock, KernelValue, emit_step, store, value
 from .kernel_text import KernelText, KernelWriter, capital
-from .loop_kernels import templates
+from .loop_kernels import maker, templates
 from .scan_kinds import SCANS, SEGMENT, State, column_states
 from .searches import LONG
 from .spell import literal, stored_as
@@ -354,22 +354,33 @@ def _walk_block(s: _Writer, own: State, carry: State, shared: State, BN: int) ->
 
 
 def _scan_rows(group: ScheduledGroup) -> KernelText:
-    """Blocks of rows, one after another along them; what all before have made is carried on."""
+    """Blocks of rows, one after another along them; what all before have made is carried on. Loops
+    in front and behind are part of it where blocks end with the rows."""
     w, (A, T, _), s = KernelWriter(group), group.space, SCANS[group.attr("scan")]
-    (step,), (x,), (y,), BM, BN = (group.steps, group.reads, group.writes, group.schedule.m,
-                                   group.schedule.n)
+    step, BM, BN = group.steps[group.attr("scanned")], group.schedule.m or 1, group.schedule.n
+    types = {o.name: o.type for o in group.reads} | {g.name: g.type for g in group.steps}
+    (arg,) = step.args
+    dtype = types[arg].dtype
     assert s.rows is not None
-    (kept,), (none,), (scan, total, join) = s.kept(x.type.dtype), s.none(x.type.dtype), s.rows
-    kind = w.type(as_type(kept.name))
+    (kept,), (none,), (scan, total, join) = s.kept(dtype), s.none(dtype), s.rows
+    kind, texts = w.type(as_type(kept.name)), templates(group)
     w.line(f"m = tile.group_id(0) * {BM}")
     w.line(f"carry = tile.full(({BM}, 1), {none}, {kind})")
+    b = FrameBlock(Frame((A, T), ((0,), (1,))), f"m:m+{BM}", f"n:n+{BN}", (), BM, BN,
+                   {r.name: r for r in group.reads}, fill=f", fill={none}" if T % BN else "")
     with w.block(f"for n in range(0, {T}, {BN}):"):
-        w.line(f"x = tile.cast(tile.load({capital(x.name)}[m:m+{BM}, n:n+{BN}], fill={none}), "
-               f"{kind})", step)
-        w.line(f"{capital(y.name)}[m:m+{BM}, n:n+{BN}] = "
-               f"tile.cast(carry {join} tile.{scan}(x), {w.type(y.type)})", step)
-        w.line(f"carry = carry {join} tile.{total}(x)", step)
-    return w.finish_operands([(A, T)] * 2)
+        for g in group.steps:
+            if g is not step:
+                emit_step(w, b, g, texts[g.name])
+                continue
+            w.line(f"x = tile.cast({value(w, b, arg, dtype.kind, step).text}, {kind})", step)
+            w.line(f"{step.name} = tile.cast(carry {join} tile.{scan}(x), {w.type(step.type)})",
+                   step)
+            w.line(f"carry = carry {join} tile.{total}(x)", step)
+            b.held[step.name] = KernelValue(step.name, True, True)
+        for o in group.writes:
+            store(w, b, o, maker(group, o.name))
+    return w.finish_operands([(A, T)] * len(w.operands))
 
 
 def _scan_columns(group: ScheduledGroup) -> KernelText:

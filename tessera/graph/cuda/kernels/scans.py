@@ -42,14 +42,24 @@ ROW_BLOCK, LONG_ROW, LONG_BLOCK = 1024, 4096, 4096
 # --- which groups are one -----------------------------------------------------------------------
 def join_scans(groups: Sequence[FusionGroup], results: Sequence[Value]) -> list[FusionGroup]:
     """The groups, with the loops that make what a scan alone reads as part of it, where it goes by
-    tiles. results: of the graph"""
+    tiles, and the loop that alone reads it, where it goes by rows. results: of the graph"""
     maker = {v: g for g in groups for v in g.outputs}
+    at = {v: i for i, g in enumerate(groups) for v in g.outputs}
     count = dict.fromkeys(results, 1)
-    for v in (v for g in groups for v in g.inputs):
-        count[v] = count.get(v, 0) + 1
+    readers: dict[Value, FusionGroup] = {}
+    for g in groups:
+        for v in g.inputs:
+            count[v] = count.get(v, 0) + 1
+            readers[v] = g
     gone, out = set[int](), list[FusionGroup]()
-    for group in groups:
+    for i, group in enumerate(groups):
         if group.kind == "scan":
+            (v,) = group.outputs
+            behind = readers.get(v) if count.get(v) == 1 and v not in results else None
+            if behind is not None and all(at.get(x, -1) < i for x in behind.inputs if x is not v) \
+                    and (more := _with_loop_behind(group, behind, maker)) is not None:
+                gone.add(id(behind))
+                group = more
             front = [maker[v] for v in group.inputs if count[v] == 1 and v in maker]
             if front and (made := _with_loops(group, front, maker)) is not None:
                 gone.update(map(id, front))
@@ -60,32 +70,70 @@ def join_scans(groups: Sequence[FusionGroup], results: Sequence[Value]) -> list[
 
 def _with_loops(group: FusionGroup, front: Sequence[FusionGroup], maker: dict[Value, FusionGroup]
                 ) -> FusionGroup | None:
-    (node,) = group.nodes
+    node = scan_of(group.nodes)
     space = extents_of(node.inputs[0])
     inside = {v for g in front for v in g.outputs}
     reads = list(dict.fromkeys(v for g in (*front, group) for v in g.inputs if v not in inside))
     whole = [v for v in reads if v.aval.ndim]
-    plain = all(g.kind == "loop" and g.batch is None and len(g.outputs) == 1 and not any(
-        n.op.beside or n.op.makes or n.op.effects or n.op.placed or n.op.name == "check_index"
-        for n in g.nodes) for g in front)
-    lies = all(extents_of(v) == space and (v not in maker or maker[v].kind not in ("view", "move"))
-               for v in whole)
-    if not plain or not lies or not _even_segments(node, around(space, node.attrs["axis"]),
-                                                   len(whole)):
+    plain = all(len(g.outputs) == 1 and _is_plain(g) for g in front)
+    lies = _lie(whole, space, maker)
+    A, T, C = around(space, node.attrs["axis"])
+    if not plain or not lies or not (
+            _even_rows(node, A, T, C) or len(group.nodes) == 1 and _even_segments(
+                node, (A, T, C), len(whole))):
         return None
-    return FusionGroup("scan", group.space, [*(n for g in front for n in g.nodes), node], reads,
-                       group.outputs)
+    return FusionGroup("scan", group.space, [*(n for g in front for n in g.nodes), *group.nodes],
+                       reads, group.outputs)
+
+
+def _with_loop_behind(group: FusionGroup, behind: FusionGroup, maker: dict[Value, FusionGroup]
+                      ) -> FusionGroup | None:
+    (node,) = group.nodes
+    space = extents_of(node.inputs[0])
+    if behind.space != space or not _is_plain(behind) or not _lie(behind.inputs, space, maker) or (
+            not _even_rows(node, *around(space, node.attrs["axis"]))):
+        return None
+    reads = list(dict.fromkeys((*group.inputs, *behind.inputs)))
+    return FusionGroup("scan", group.space, [node, *behind.nodes],
+                       [v for v in reads if v is not node.outputs[0]], behind.outputs)
+
+
+def _is_plain(group: FusionGroup) -> bool:
+    return group.kind == "loop" and group.batch is None and not any(
+        n.op.beside or n.op.makes or n.op.effects or n.op.placed or n.op.name == "check_index"
+        for n in group.nodes)
+
+
+def _lie(values: Sequence[Value], space: tuple[int, ...], maker: dict[Value, FusionGroup]) -> bool:
+    """Whether what has axes lies in memory as the scan does."""
+    return all(extents_of(v) == space and (v not in maker or maker[v].kind not in ("view", "move"))
+               for v in values if v.aval.ndim)
+
+
+def scan_of(nodes: Sequence[Node]) -> Node:
+    """The scan among the nodes of a group."""
+    return next(n for n in nodes if n.op.lines in SCANS)
+
+
+def _even_rows(node: Node, A: int, T: int, C: int) -> bool:
+    """Whether it goes by blocks of rows, which end where these do: then loops may be part of it."""
+    return len(node.inputs) == 1 and _are_rows(node.op.lines, node.inputs[0].aval.dtype, C) and (
+        T % _row_columns(T) == 0)
+
+
+def _row_columns(T: int) -> int:
+    return min(power(T), LONG_BLOCK if T >= LONG_ROW else ROW_BLOCK)
 
 
 # --- blocks -------------------------------------------------------------------------------------
 def schedule_scan(builder: ScheduleBuilder, group: FusionGroup) -> None:
-    node = group.nodes[-1]
+    node = scan_of(group.nodes)
     A, T, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
     if (length := _even_segments(node, (A, T, C), len(builder.reads(group)))):
         _schedule_columns(builder, group, (A, T, C), length)
         return
     if _are_rows(node.op.lines, node.inputs[0].aval.dtype, C):
-        _schedule_rows(builder, node, A, T)
+        _schedule_rows(builder, group, node, A, T)
         return
     if (shared := _shared_columns(A * C, T, C)) is not None:
         _schedule_segments(builder, group, (A, T, C), shared)
@@ -169,13 +217,15 @@ def keeps_f64(lines: str, dtype: DType) -> bool:
     return all(d is F64 for d in SCANS[lines].kept(dtype))
 
 
-def _schedule_rows(builder: ScheduleBuilder, node: Node, A: int, T: int) -> None:
-    n = min(power(T), LONG_BLOCK if T >= LONG_ROW else ROW_BLOCK)
+def _schedule_rows(builder: ScheduleBuilder, group: FusionGroup, node: Node, A: int, T: int
+                   ) -> None:
+    n = _row_columns(T)
     m = min(power(A), max(1, ROW_BLOCK // n))
     s = chosen(m, n, warps=max(1, m * n // (256 if n <= ROW_BLOCK else 512)))
-    builder.add("scan", (A, T, 1), [builder.operand(node.inputs[0], (A, T))],
-                [builder.operand(node.outputs[0], (A, T))], [builder.step(node, shape=(A, T))], s,
-                (blocks(A, m),), scan=node.op.lines, form="rows")
+    builder.add("scan", (A, T, 1), [builder.operand(v, (A, T)) for v in builder.reads(group)],
+                [builder.operand(v, (A, T)) for v in group.outputs],
+                [builder.step(n, shape=(A, T)) for n in group.nodes], s, (blocks(A, m),),
+                scan=node.op.lines, form="rows", scanned=group.nodes.index(node))
 
 
 __all__ = ["SCANS", "join_scans", "keeps_f64", "schedule_scan"]

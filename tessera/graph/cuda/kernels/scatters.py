@@ -88,4 +88,4 @@ def last_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands()
 
 
-__all__ = ["KINDS", "last_source", "open_writes", "schedule_last"]
+__all__ = ["KINDS", "WRITE_LAST", "last_source", "open_writes", "schedule_last"]

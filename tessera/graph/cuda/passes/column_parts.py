@@ -14,6 +14,7 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type
+from ....runtime.generations import Generation
 from ...ir import Graph, Node, Value, producers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
@@ -28,10 +29,11 @@ Shape = tuple[int, ...]
 Sum = tuple[Value, Shape]  # what is summed, and the axes
 
 
-def variances_of_parts(graph: Graph) -> Graph:
+def variances_of_parts(graph: Graph, chip: Generation) -> Graph:
     """The graph with such sums. Stands behind the passes that merge what is the same."""
     made = producers_of(graph)
-    found = {n: s for n in graph.nodes if (s := _variance(n, made)) is not None and _parts(*s)}
+    found = {n: s for n in graph.nodes if (s := _variance(n, made)) is not None
+             and _parts(*s, chip)}
     known, sums = set(found.values()), dict[Sum, tuple[Value, Value]]()
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -39,7 +41,7 @@ def variances_of_parts(graph: Graph) -> Graph:
         if which not in known:
             return None
         if which not in sums:
-            sums[which] = _of_parts(rw, *which, rw.env[which[0]])
+            sums[which] = _of_parts(rw, *which, _parts(*which, chip))
         out, shape = sums[which][node in found], node.outputs[0].aval.shape
         return out if out.aval.shape == shape else rw.emit("reshape", out, shape=shape)
 
@@ -80,13 +82,13 @@ def _variance(node: Node, made: dict[Value, Node]) -> Sum | None:
     return (x, axis) if abs(share.attrs["value"] * count - 1) < 1e-6 else None
 
 
-def _parts(x: Value, axis: Shape) -> Shape:
+def _parts(x: Value, axis: Shape, chip: Generation) -> Shape:
     """x as [parts, rows of a part, ..., columns], or [images, channels, rows]; () where it has no
     such parts, or few rows."""
     shape = extents_of(x)
     if len(shape) > 1 and axis == tuple(range(len(shape) - 1)):
         R, C = prod(shape[:-1]), shape[-1]
-        rows = part_rows(1, R, C)
+        rows = part_rows(1, R, C, chip)
         if not rows or R < LONG or C < 2:
             return ()
         return R // rows, rows, *(1,) * (len(shape) - 3), C
@@ -95,9 +97,9 @@ def _parts(x: Value, axis: Shape) -> Shape:
     return ()
 
 
-def _of_parts(rw: Rewriter, old: Value, axis: Shape, x: Value) -> tuple[Value, Value]:
+def _of_parts(rw: Rewriter, old: Value, axis: Shape, shape: Shape) -> tuple[Value, Value]:
     """The sum, and that of the squares of distances from the mean."""
-    shape, n = _parts(old, axis), prod(extents_of(old)[a] for a in axis)
+    x, n = rw.env[old], prod(extents_of(old)[a] for a in axis)
     inner = 1 if axis == tuple(range(old.aval.ndim - 1)) else len(shape) - 1
     part = shape[inner]
 

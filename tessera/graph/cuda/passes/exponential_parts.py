@@ -15,6 +15,7 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type
+from ....runtime.generations import Generation
 from ...ir import Graph, Node, Value, producers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
@@ -28,11 +29,11 @@ COLUMNS = 16  # at least, of which a kernel reads rows
 Shape = tuple[int, ...]
 
 
-def exponentials_of_parts(graph: Graph) -> Graph:
+def exponentials_of_parts(graph: Graph, chip: Generation) -> Graph:
     """The graph with such sums, and the maxima that they are about."""
     made = producers_of(graph)
     found = {n: s for n in graph.nodes if (s := _exponentials(n, made)) is not None
-             and _parts(*s[:2])}
+             and _parts(*s[:2], chip)}
     known, parts_by = {s[:2] for s in found.values()}, dict[Sum, _Parts]()
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -40,7 +41,7 @@ def exponentials_of_parts(graph: Graph) -> Graph:
         if x is None or (x, axis) not in known:
             return None
         if (x, axis) not in parts_by:
-            parts_by[x, axis] = _Parts(rw, x, axis)
+            parts_by[x, axis] = _Parts(rw, x, _parts(x, axis, chip))
         parts = parts_by[x, axis]
         out = parts.total(rw, guarded) if node in found else parts.whole
         shape = node.outputs[0].aval.shape
@@ -80,12 +81,12 @@ def _exponentials(node: Node, made: dict[Value, Node]) -> tuple[Value, Shape, bo
     return away.inputs[0], total[1], chosen is not None
 
 
-def _parts(x: Value, axis: Shape) -> Shape:
+def _parts(x: Value, axis: Shape, chip: Generation) -> Shape:
     """x as [A, parts, rows of a part, C]; () where it has no such parts, few rows or elements, or
     many groups of columns."""
     shape, first, last = extents_of(x), axis[0], axis[-1] + 1
     A, R, C = prod(shape[:first]), prod(shape[first:last]), prod(shape[last:])
-    rows = part_rows(A, R, C)
+    rows = part_rows(A, R, C, chip)
     few = A * blocks(C, 32) < GROUPS and A * R * C > SMALL
     fit = rows and few and R >= LONG and C >= COLUMNS and axis == tuple(range(first, last))
     return (A, R // rows, rows, C) if fit else ()
@@ -95,8 +96,8 @@ class _Parts:
     """largest: of the parts, each with the sum of the exponentials of its elements, less the
     largest or, where that is an infinity, less 0.  whole: the largest of all."""
 
-    def __init__(self, rw: Rewriter, old: Value, axis: Shape):
-        x = reshaped(rw, rw.env[old], _parts(old, axis))
+    def __init__(self, rw: Rewriter, old: Value, parts: Shape):
+        x = reshaped(rw, rw.env[old], parts)
         self.largest = _reduced(rw, "reduce_max", x, 2)
         power = rw.emit("exp", rw.emit("sub", x, _finite(rw, self.largest)))
         self.sums = _reduced(rw, "reduce_sum", power, 2)

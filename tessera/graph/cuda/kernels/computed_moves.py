@@ -1,0 +1,235 @@
+"""Kernels of results that are computed of elements wherever these lie (passes/computed_moves.py).
+
+A block has rows and columns of the result, which are its last axis where that fills blocks, so what
+a place owes to other axes is computed once for each row. Each read is a gather; what lies as the
+result does is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ....numerics import as_type
+from ...ir import Value
+from ...op import Aval
+from ...schedule.build_schedule import ScheduleBuilder
+from ...schedule.groups import FusionGroup
+from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from ...schedule.loop_axes import Frame, extents_of
+from ...schedule.op_ids import id_of, line_of
+from ..choose_schedule import blocks, chosen, power
+from ..passes.computed_moves import At, ElementStep, column_block, rows_and_columns
+from .elements import LONG
+from .group_statements import FrameBlock, KernelValue, emit_step
+from .kernel_text import KernelText, KernelWriter, capital
+from .loop_kernels import templates
+from .spell import literal
+
+LANES = 128
+BYTES, ACCESS = 16, 128  # of the result for each lane; bits of the widest access
+
+
+def schedule_computed(builder: ScheduleBuilder, group: FusionGroup) -> None:
+    (node,) = group.nodes
+    (v,) = node.outputs
+    y, reads = builder.operand(v), [builder.operand(x) for x in builder.reads(group)]
+    R, C = rows_and_columns(y.shape)
+    total = LANES * max(1, 8 * BYTES // y.type.dtype.bits)
+    n = min(column_block(C), total) if R > 1 else min(power(C), total)
+    m = min(power(R), max(1, total // n))
+    found = node.attrs["steps"]
+    names = [builder.inner_name(Value(Aval(extents_of(v), s.type))) for s in found[:-1]]
+    steps = [_step(s, builder, node.inputs, [*names, y.name], i) for i, s in enumerate(found)]
+    steps[-1] = replace(steps[-1], ops=tuple(id_of(node).split()), where=line_of(node.where))
+    s = chosen(m, n, warps=4)
+    last = re.compile(rf"\bo{len(y.shape) - 1}\b|\bi\d+\b")
+    if R == 1 or not all(_is_whole(step, last) for step in found):
+        s = s.with_vector(max(1, 32 // y.type.dtype.bits))
+    builder.add("computed", y.shape, reads, [y], steps, s, (blocks(R, m), blocks(C, n)),
+                extents=(R, C))
+
+
+def _is_whole(s: ElementStep, last: re.Pattern[str]) -> bool:
+    """Whether a lane reads whole accesses of a row: else neighbouring lanes read neighbours, one by
+    one, where an access of a warp would touch 32 sectors otherwise."""
+    assert s.type is not None
+    bits = s.type.dtype.bits
+    return s.kind != "read" or all(
+        not last.search(at.flat) or at.row and at.shift * bits % ACCESS == 0 for at in s.at)
+
+
+def _step(s: ElementStep, builder: ScheduleBuilder, operands: tuple[Value, ...], names: list[str],
+          i: int) -> GroupStep:
+    """A step of the node as one of the group."""
+    assert s.type is not None
+    if s.kind == "op":
+        return GroupStep(names[i], s.name, tuple(names[a] for a in s.args), s.attrs, (), s.type,
+                         s.ids, s.where)
+    own: dict[str, dict[str, Any]] = {
+        "read": {"at": s.at}, "choice": {"condition": s.text}, "number": {"number": s.text},
+        "index": {"place": s.text}}
+    args = tuple(builder.argument(operands[a]) for a in s.args) if s.kind == "read" else \
+        tuple(names[a] for a in s.args)
+    attrs = tuple(sorted({**own[s.kind], "kind": s.kind}.items()))
+    return GroupStep(names[i], s.kind if s.kind != "choice" else s.name, args, attrs, (), s.type,
+                     s.ids, s.where)
+
+
+def computed_source(group: ScheduledGroup) -> KernelText:
+    return _Computed(group).source()
+
+
+class _Computed:
+    """Writes the kernel. axes: by name of a place, or of an integer in one, whether it varies along
+    rows and columns; what varies along rows alone is a vector, as numbers of rows are."""
+
+    def __init__(self, group: ScheduledGroup):
+        self.group, self.w, self.texts = group, KernelWriter(group), templates(group)
+        (self.R, self.C), (self.y,) = group.attr("extents"), group.writes
+        BM, BN = group.schedule.m or 1, group.schedule.n
+        self.b = FrameBlock(Frame((self.R, self.C), ((0,), (1,))), f"m:m+{BM}", f"n:n+{BN}", (),
+                            BM, BN, {})
+        self.axes: dict[str, tuple[bool, bool]] = {}
+        self.reads = {r.name: r for r in group.reads}
+        self.forms = {name: self.form(name) for name in self.reads}
+
+    def form(self, name: str) -> str:
+        """How an operand is passed: as the "same" rows and columns, as "rows" that are picked, of
+        as many columns, or as a vector of "elements"."""
+        ways: list[At] = [at for s in self.group.steps if dict(s.attrs).get("kind") == "read"
+                          and s.args[0] == name for at in dict(s.attrs)["at"]]
+        size = prod(self.reads[name].shape)
+        same = At(" + ".join(_identity(self.y.shape)))
+        if size == self.R * self.C and all(
+                (at.flat, at.guard) == (same.flat, same.guard) for at in ways):
+            return "same"
+        return "rows" if all(at.row for at in ways) else "elements"
+
+    def source(self) -> KernelText:
+        w, b, y = self.w, self.b, self.y
+        w.line(f"m = tile.group_id(0) * {b.BM}")
+        w.line(f"n = tile.group_id(1) * {b.BN}")
+        self.places()
+        for s in self.group.steps:
+            KINDS[dict(s.attrs).get("kind", "op")](self, s)
+        held = b.held[y.name]
+        text = held.text
+        if (held.m, held.n) != (True, True):
+            text = f"tile.broadcast({self.tall(held)}, {b.shape})"
+        w.line(f"{capital(y.name)}[m:m+{b.BM}, n:n+{b.BN}] = {text}", self.group.steps[-1])
+        return w.finish_operands([self.passed(o) for o in w.operands])
+
+    def passed(self, o: GroupOperand) -> tuple[int, ...]:
+        size, form = prod(o.shape), self.forms.get(o.name, "same")
+        return {"same": (self.R, self.C), "rows": (size // self.C, self.C),
+                "elements": (size,)}[form]
+
+    def places(self) -> None:
+        """Writes the places along the axes of the result that steps ask for."""
+        w, R, shape = self.w, self.R, self.y.shape
+        asked = " ".join(repr(v) for s in self.group.steps for k, v in s.attrs
+                         if k in ("at", "condition"))
+        size = max(prod(o.shape) for o in (*self.group.reads, self.y))
+        kind = w.type(as_type("int64" if size >= LONG else "int32"))
+        if R > 1:
+            w.line(f"r = tile.arange(0, {self.b.BM}, {kind}) + m")
+        w.line(f"c = (tile.arange(0, {self.b.BN}, {kind}) + n)[None, :]")
+        for a, extent in enumerate(shape):
+            if not re.search(rf"\bo{a}\b", asked):
+                continue
+            last = R > 1 and a == len(shape) - 1
+            stride = 1 if last else prod(shape[a + 1:]) // (shape[-1] if R > 1 else 1)
+            number = "c" if last or R == 1 else "r"
+            text = f"{number} // {stride}" if stride > 1 else number
+            text = f"{text} % {extent}" if not last and prod(shape[:a]) > 1 else text
+            w.line(f"o{a} = {text}")
+            self.axes[f"o{a}"] = (number == "r", number == "c")
+
+    def varies(self, text: str) -> tuple[bool, bool]:
+        found = [self.axes[a] for a in PLACES.findall(text)]
+        return any(m for m, _ in found), any(n for _, n in found)
+
+    def tile(self, text: str) -> str:
+        """A text of places for what varies along rows and columns."""
+        return PLACES.sub(lambda f: f"{f[0]}[:, None]" if self.axes[f[0]] == (True, False)
+                          else f[0], text)
+
+    def tall(self, v: KernelValue) -> str:
+        return f"{v.text}[:, None]" if v.m and not v.n else v.text
+
+    # --- steps --------------------------------------------------------------------------------
+    def op(self, s: GroupStep) -> None:
+        emit_step(self.w, self.b, s, self.texts[s.name])
+
+    def number(self, s: GroupStep) -> None:
+        self.b.held[s.name] = KernelValue(dict(s.attrs)["number"], False, False)
+
+    def index(self, s: GroupStep) -> None:
+        held, name = self.b.held[s.args[0]], dict(s.attrs)["place"]
+        self.w.line(f"{name} = {held.text}", s)
+        self.axes[name] = (held.m, held.n)
+
+    def read(self, s: GroupStep) -> None:
+        ways, (x,), b = dict(s.attrs)["at"], s.args, self.b
+        if not isinstance(x, str):
+            b.held[s.name] = KernelValue(literal(x, s.type.dtype.kind), False, False)
+            return
+        X = capital(x)
+        if self.forms[x] == "same":
+            text, m, n = f"tile.load({X}[m:m+{b.BM}, n:n+{b.BN}])", True, True
+        elif self.forms[x] == "rows":
+            row = self.place([(at.row_guard, at.row) for at in ways], True, False)
+            by = ways[0].shift
+            begin = f"n + {by}" if by > 0 else f"n - {-by}" if by else "n"
+            text, m, n = f"tile.gather({X}[:, {begin}:{begin}+{b.BN}], {row})", True, True
+            if row == f"r * 0 + {ways[0].row}":  # one for all
+                text = f"tile.load({X}[{ways[0].row}, {begin}:{begin}+{b.BN}], fill=0)[None, :]"
+                m = False
+        else:
+            m, n = self.varies(" ".join(f"{at.flat} {at.guard}" for at in ways))
+            flat = self.place([(at.guard, at.flat) for at in ways], m, n)
+            text = f"tile.gather({X}, {flat})" if m or n else f"{X}[{flat}]"
+        self.w.line(f"{s.name} = {text}", s)
+        b.held[s.name] = KernelValue(s.name, m, n)
+
+    def place(self, ways: list[tuple[str, str]], m: bool, n: bool) -> str:
+        """The place of the first way whose guard holds, -1 where none does, in a tile that varies
+        along rows and columns."""
+        text = "-1"
+        for guard, at in reversed(ways):
+            if m or n:
+                at, guard = (self.tile(t) if m and n else t for t in (at, guard))
+                if not any(self.varies(at)):
+                    at = f"{'c' if n else 'r'} * 0 + {at}"
+            text = f"tile.where({guard}, {at}, {text})" if guard else at
+        return text
+
+    def choose(self, s: GroupStep) -> None:
+        condition, (one, other) = dict(s.attrs)["condition"], (self.b.held[a] for a in s.args)
+        m, n = self.varies(condition)
+        m, n = m or one.m or other.m, n or one.n or other.n
+        texts = [self.tall(v) if n else v.text for v in (one, other)]
+        condition = self.tile(condition) if n else condition
+        self.w.line(f"{s.name} = tile.where({condition}, {', '.join(texts)})", s)
+        self.b.held[s.name] = KernelValue(s.name, m, n)
+
+
+KINDS = {"op": _Computed.op, "number": _Computed.number, "index": _Computed.index,
+         "read": _Computed.read, "choice": _Computed.choose}
+PLACES = re.compile(r"\b[oi]\d+\b")
+
+
+def _identity(shape: tuple[int, ...]) -> list[str]:
+    """The text of a place in row-major order, as sums have it."""
+    out = []
+    for a, n in enumerate(shape):
+        stride = prod(shape[a + 1:])
+        if n > 1:
+            out.append(f"o{a} * {stride}" if stride > 1 else f"o{a}")
+    return out
+
+
+__all__ = ["computed_source", "rows_and_columns", "schedule_computed"]

@@ -1,0 +1,494 @@
+"""What is computed of elements that move is one kernel, which reads each element where it lies.
+
+    x[:, ::2] * silu(x[:, 1::2])                       # neighbours
+    reshape(stack([a * c - b * s, a * s + b * c], -1))  # rotary positions of neighbours
+    transpose((x - mean) / std, (0, 3, 1, 2))          # channels first, of three
+    pad(a) + pad(b)                                    # the gradient of slices
+    take_along(x - logsumexp(x), ids)                  # of few elements of each row
+
+Loops take elements in order, and copies are made of those that lie otherwise: a slice in steps, a
+part joined to others, zeros around. Here an element of a result is followed back through ops and
+moves alike: a move changes places (element_places.py), an op is computed there. So nothing lies in
+memory between what is read and the result. That pays where a warp finds its elements close to each
+other, which is counted for some warps; a transposition of long rows goes by tiles.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ....errors import SourceLine
+from ....lazy_dataclass import dataclass
+from ....numerics import NumericType
+from ...flops import per_operand
+from ...ir import Graph, Node, Value, producers_of, readers_of, value_bytes
+from ...ops.gather import CHECK_INDEX
+from ...schedule.boundaries import LEAST_BYTES
+from ...schedule.library_call import library_call
+from ...schedule.loop_axes import extents_of
+from ...schedule.op_ids import id_of, line_of
+from ...simplify import Rewriter, rebuild, remove_dead
+from ..choose_schedule import blocks, power
+from ..element_places import ElementPlace, flat, unflat
+from ..kernels.group_steps import attributes_of
+from ..kernels.scatters import WRITE_LAST
+from ..kernels.spell import is_stored, template
+from .displaced_reads import JOINED
+from .library_ops import joined
+from .move_passes import is_plain_loop
+
+MOST_STEPS, MOST_READS = 96, 20  # of an element
+SECTOR, APART = 32, 4  # bytes, and how many times the sectors that a dense read would touch
+FEW = 8  # times as many bytes, at least
+OFTEN = 4  # that an element is picked, of which more are not computed each time
+LEAST_ROW = 64  # columns of a block
+WARPS, LANES = 16, 64  # that are looked at; elements of each
+MOVES = ("slice", "concatenate", "pad", "reshape", "transpose", "broadcast_to", "flip")
+PICKS = ("take", "take_along")
+PICKED = re.compile(r"\bi\d+\b")
+COMPUTED = library_call("computed", flops=per_operand)
+Places = tuple[ElementPlace, ...]
+
+
+@dataclass(frozen=True)
+class At:
+    """Where an element is read: at `flat` of the operand as a vector, where `guard` holds.
+    row, shift: where the block's columns are those of a row, so many further on: the row, which is
+    one where `row_guard` holds."""
+
+    flat: str
+    guard: str = ""
+    row: str = ""
+    row_guard: str = ""
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class ElementStep:
+    """A step towards an element. kind: "read" of operand args[0] at the first of `at` that counts |
+    "choice" of args[0] where `text` holds, else args[1] | "number" | "op", of the steps args |
+    "index", i7 of step 7: an integer, args[0], as part of a place.
+    name, attrs, type, ids: of the graph's op."""
+
+    kind: str
+    args: tuple[int, ...] = ()
+    text: str = ""
+    at: tuple[At, ...] = ()
+    name: str = ""
+    attrs: tuple[tuple[str, Any], ...] = ()
+    type: NumericType | None = None
+    ids: tuple[str, ...] = ()
+    where: SourceLine | None = field(default=None, compare=False)
+
+
+class _TooMuch(Exception):
+    """An element takes more than a kernel should do for it, or what none can."""
+
+
+def compute_moves(graph: Graph) -> Graph:
+    """The graph with such results as one kernel each."""
+    if not any(n.op.name in (*MOVES, *PICKS) for n in graph.nodes):
+        return graph
+    maker, readers, results = producers_of(graph), readers_of(graph), set(graph.outputs)
+    taken = _taken_along(graph, readers, results)
+
+    def stays(v: Value) -> bool:
+        """Whether it lies in memory in any case."""
+        return v in results or any(
+            n in taken or not _is_followed(n) for n in readers.get(v, ()))
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node in taken or not _is_followed(node) or not stays(node.outputs[0]):
+            return None
+        found = _Followed(maker, stays, node.outputs[0])
+        if not found.follow() or not found.saves() or not found.is_close():
+            return None
+        reduced = node.outputs[0] not in results and any(
+            n.op.reduction for n in readers[node.outputs[0]])
+        if reduced and found.is_of_few():
+            return None
+        out = Value(node.outputs[0].aval)
+        rw.where = joined(node.where, found.nodes)
+        rw.add(Node(COMPUTED, tuple(rw.env[v] for v in found.operands),
+                    {"steps": tuple(found.steps)}, (out,), rw.where))
+        return out
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def _is_followed(node: Node) -> bool:
+    if len(node.outputs) != 1 or not all(
+            isinstance(n, int) and n for v in (*node.inputs, *node.outputs) for n in v.aval.shape):
+        return False
+    if not all(is_stored(v.aval.dtype) for v in (*node.inputs, *node.outputs)):
+        return False
+    if node.op.name == "pad" and any(node.attrs["holes"]):
+        return False
+    return node.op.name in (*MOVES, *PICKS) or node.op in (JOINED, WRITE_LAST) or (
+        is_plain_loop(node) and not node.op.beside and template(node) is not None)
+
+
+def _taken_along(graph: Graph, readers: dict[Value, list[Node]], results: set[Value]) -> set[Node]:
+    """Loops that reductions take along and that read fewer bytes of one value than they make."""
+    found = set[Node]()
+    for node in reversed(graph.nodes):
+        if not _is_followed(node) or not is_plain_loop(node) or node.outputs[0] in results:
+            continue
+        (y,) = node.outputs
+        whole = [v for v in node.inputs if v.aval.shape == y.aval.shape]
+        if len(whole) == 1 and value_bytes(whole[0]) <= value_bytes(y) and all(
+                n.op.reduction or n in found for n in readers.get(y, ())):
+            found.add(node)
+    return found
+
+
+class _Followed:
+    """An element of a result, followed back to what lies in memory."""
+
+    def __init__(self, maker: dict[Value, Node], stays: Any, result: Value):
+        self.maker, self.stays, self.result = maker, stays, result
+        self.steps: list[ElementStep] = []
+        self.operands: list[Value] = []
+        self.nodes: list[Node] = []
+        self.reads = 0
+        self.known: dict[object, int] = {}
+        self.loops, self.picking = False, 0  # whether ops compute elements; in integers that pick
+
+    def follow(self) -> bool:
+        shape = extents_of(self.result)
+        at = tuple(ElementPlace.along(a, n) for a, n in enumerate(shape))
+        try:
+            self.prune(self.make(self.result, at, ()))
+        except _TooMuch:
+            return False
+        return True
+
+    def prune(self, last: int) -> None:
+        """Without the steps that nothing came of."""
+        of, used = self.steps, {last}
+        for i in range(last, -1, -1):
+            if i in used:
+                used |= set(of[i].args if of[i].kind != "read" else ())
+                used |= {int(n[1:]) for at in of[i].at for n in PICKED.findall(repr(at))}
+        kept = {i: k for k, i in enumerate(sorted(used))}
+        self.steps = [of[i] if of[i].kind == "read" else replace(
+            of[i], args=tuple(kept[a] for a in of[i].args)) for i in kept]
+
+    def make(self, v: Value, at: Places, guards: tuple[str, ...]) -> int:
+        guards = guards if at else ()
+        key = (v, at, guards)
+        if key not in self.known:
+            node = self.maker.get(v)
+            if node is None or not _is_followed(node) or v is not self.result and self.stays(v):
+                self.known[key] = self.read(v, at, guards)
+            else:
+                self.known[key] = self.of(node, at, guards)
+        return self.known[key]
+
+    def add(self, step: ElementStep) -> int:
+        if (key := ("step", step)) in self.known:
+            return self.known[key]
+        self.known[key] = len(self.steps)
+        self.steps.append(step)
+        if len(self.steps) > MOST_STEPS:
+            raise _TooMuch
+        return len(self.steps) - 1
+
+    def read(self, v: Value, at: Places, guards: tuple[str, ...]) -> int:
+        if v not in self.operands:
+            self.operands.append(v)
+        if any(p.least < 0 or p.most >= n for p, n in zip(at, extents_of(v), strict=True)):
+            raise _TooMuch
+        guarded = guards if any(p.guarded for p in at) else ()
+        where = self.where(at, extents_of(v), guarded)
+        self.reads += where.flat != "0"
+        if self.reads > MOST_READS:
+            raise _TooMuch
+        return self.add(ElementStep("read", (self.operands.index(v),), at=(where,),
+                                    type=v.aval.type))
+
+    def where(self, at: Places, shape: tuple[int, ...], guards: tuple[str, ...]) -> At:
+        whole, last = flat(at, shape), f"o{self.result.aval.ndim - 1}"
+        made = At(whole.text, _all_of(guards))
+        R, C = rows_and_columns(extents_of(self.result))
+        if R == 1 or not shape or shape[-1] != C or at[-1].terms != ((last, 1),) or any(
+                re.search(rf"\b{last}\b", p.text) for p in at[:-1]):
+            return made
+        rows = _all_of(tuple(g for g in guards if not re.search(rf"\b{last}\b", g)))
+        return At(whole.text, made.guard, flat(at[:-1], shape[:-1]).text, rows, at[-1].constant)
+
+    def of(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        if node not in self.nodes:
+            self.nodes.append(node)
+        if node.op.name == "concatenate":
+            return self.concatenate(node, at, guards)
+        if node.op.name == "pad":
+            return self.pad(node, at, guards)
+        if node.op is JOINED:
+            return self.join(node, at, guards)
+        if node.op.name in PICKS:
+            return self.pick(node, at, guards)
+        if node.op is WRITE_LAST:
+            return self.write(node, at, guards)
+        if node.op.name in MOVES:
+            (x, *_), attrs = node.inputs, node.attrs
+            return self.make(x, MOVED[node.op.name](at, extents_of(x), attrs,
+                                                    extents_of(node.outputs[0])), guards)
+        args = tuple(self.make(x, _broadcast(at, extents_of(x)), guards) for x in node.inputs)
+        self.loops |= not self.picking
+        return self.add(ElementStep(
+            "op", args, name=node.op.name, attrs=tuple(sorted(attributes_of(node).items())),
+            type=node.outputs[0].aval.type, ids=tuple(id_of(node).split()),
+            where=line_of(node.where)))
+
+    def pick(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        (x, ids), axis = node.inputs, node.attrs["axis"]
+        if guards:  # an integer outside is to fail where the element is not read, too
+            return self.read(node.outputs[0], at, guards)
+        behind = axis + (1 if node.op.name == "take_along" else ids.aval.ndim)
+        own = at if node.op.name == "take_along" else at[axis:behind]
+        place = self.index(node, ids, own, extents_of(x)[axis])
+        moved = (*at[:axis], place, *at[behind:])
+        # Each element would be computed as often as it is picked.
+        often = prod(extents_of(node.outputs[0])) > OFTEN * prod(extents_of(x))
+        return self.read(x, moved, guards) if often else self.make(x, moved, guards)
+
+    def write(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        """What was written last at a place, else what was there."""
+        (x, last, u), axis = node.inputs, node.attrs["axis"]
+        which = self.make(last, (at[axis],), guards)
+        name = f"i{len(self.steps)}"
+        made = self.add(ElementStep("index", (which,), name, type=last.aval.type,
+                                    ids=tuple(id_of(node).split()), where=line_of(node.where)))
+        name = self.steps[made].text
+        n = extents_of(u)[axis]
+        place = replace(ElementPlace.of(name, n), guarded=True)
+        there = f"{name} >= 0"
+        new = self.make(u, (*at[:axis], place, *at[axis + 1:]), (*guards, there))
+        return self.choose(node, there, new, self.make(x, at, guards))
+
+    def index(self, node: Node, ids: Value, at: Places, extent: int) -> ElementPlace:
+        if (key := ("index", ids, at, extent)) not in self.known:
+            self.picking += 1
+            own = self.make(ids, at, ())
+            self.picking -= 1
+            of, where, text = tuple(id_of(node).split()), line_of(node.where), CHECK_INDEX.tile
+            attrs = {"extent": extent, "wrap": True, "text": text, "kinds": (ids.aval.dtype.kind,)}
+            checked = self.add(ElementStep("op", (own,), name="check_index", type=ids.aval.type,
+                                           attrs=tuple(sorted(attrs.items())), ids=of,
+                                           where=where))
+            name = f"i{len(self.steps)}"
+            self.known[key] = self.add(ElementStep("index", (checked,), name, type=ids.aval.type,
+                                                   ids=of, where=where))
+        return ElementPlace.of(self.steps[self.known[key]].text, extent)
+
+    # --- choices ------------------------------------------------------------------------------
+    def choose(self, node: Node, condition: str, one: int, other: int) -> int:
+        return self.add(ElementStep("choice", (one, other), condition, name=node.op.name,
+                                    type=node.outputs[0].aval.type, ids=tuple(id_of(node).split()),
+                                    where=line_of(node.where)))
+
+    def concatenate(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        axis, begin, parts = node.attrs["axis"], 0, []
+        for x in node.inputs:
+            parts.append((begin, begin + extents_of(x)[axis], x, 0))
+            begin = parts[-1][1]
+        return self.parts(node, axis, parts, at, guards)
+
+    def join(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        begin, parts = 0, []
+        for end, (i, by, number) in zip(node.attrs["ends"], node.attrs["parts"], strict=True):
+            x = node.inputs[i] if i >= 0 else self.add(ElementStep(
+                "number", text=number, type=node.outputs[0].aval.type))
+            parts.append((begin, end, x, begin + by))
+            begin = end
+        return self.parts(node, node.attrs["axis"], parts, at, guards)
+
+    def parts(self, node: Node, axis: int, parts: list[Any], at: Places, guards: tuple[str, ...]
+              ) -> int:
+        """Each: where it begins and ends, what it is of, and from where on; or a step."""
+        place, made, where = at[axis], list[tuple[int, int]](), list[tuple[str, ...]]()
+        there = [p for p in parts if place.least < p[1] and place.most >= p[0]]
+        for i, (begin, end, x, first) in enumerate(there):
+            inside = list[str]()
+            if i:
+                inside.append(f"{place.text} >= {begin}")
+            if i < len(there) - 1:
+                inside.append(f"{place.text} < {end}")
+            where.append((*guards, *inside))
+            if isinstance(x, int):
+                made.append((end, x))
+                continue
+            own = place.plus(-begin).within(0, end - begin - 1).plus(first)
+            moved = (*at[:axis], own, *at[axis + 1:])
+            made.append((end, self.make(x, moved, (*guards, *inside))))
+        if (one := self.read_one([step for _, step in made], where, guards)) is not None:
+            return one
+        out = made[-1][1]
+        for end, step in reversed(made[:-1]):
+            out = self.choose(node, f"{place.text} < {end}", step, out)
+        return out
+
+    def read_one(self, steps: list[int], where: list[tuple[str, ...]], guards: tuple[str, ...]
+                 ) -> int | None:
+        """Of parts that are read of one operand, each on its conditions: the read of the one that
+        counts."""
+        found, ways = [self.steps[i] for i in steps], list[At]()
+        if any(s.kind != "read" or s.args != found[0].args for s in found) or len(found) == 1:
+            return None
+        for s, conditions in zip(found, where, strict=True):
+            whole = _all_of(conditions)
+            ways += [at if len(s.at) > 1 else replace(
+                at, guard=whole, row_guard=whole if at.row else "") for at in s.at]
+        last = re.compile(rf"\bo{self.result.aval.ndim - 1}\b")
+        if len({(bool(at.row), at.shift) for at in ways}) > 1 or any(
+                at.row and last.search(at.row_guard) for at in ways):
+            return None
+        if not guards:
+            ways[-1] = replace(ways[-1], guard="", row_guard="")
+        return self.add(replace(found[0], at=tuple(ways)))
+
+    def pad(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        (x, value), inside, moved = node.inputs, list[str](), list[ElementPlace]()
+        for place, before, n in zip(at, node.attrs["before"], extents_of(x), strict=True):
+            if place.most < before or place.least >= before + n:
+                return self.make(value, (), guards)
+            if place.least < before:
+                inside.append(f"{place.text} >= {before}")
+            if place.most >= before + n:
+                inside.append(f"{place.text} < {before + n}")
+            moved.append(place.plus(-before).within(0, n - 1))
+        own = self.make(x, tuple(moved), (*guards, *inside))
+        if not inside:
+            return own
+        outside = self.make(value, (), guards)
+        return self.choose(node, " & ".join(f"({t})" for t in inside), own, outside)
+
+    # --- what it is worth ---------------------------------------------------------------------
+    def saves(self) -> bool:
+        """Whether it would be several passes over memory otherwise, copies and loops, or one that
+        takes long."""
+        copies = [n for n in self.nodes if _copies(n, n.outputs[0] is self.result)]
+        if max((value_bytes(v) for n in self.nodes for v in n.outputs), default=0) < LEAST_BYTES:
+            return False
+        return len(copies) + self.loops > 1 and bool(copies) or any(map(_takes_long, copies))
+
+    def is_of_few(self) -> bool:
+        """Whether the copies are so much smaller than the result that what takes it along, and
+        reads them, need not have it in memory."""
+        copies = [n.outputs[0] for n in self.nodes if _copies(n, n.outputs[0] is self.result)]
+        return FEW * sum(map(value_bytes, copies)) < value_bytes(self.result)
+
+    def is_close(self) -> bool:
+        """Whether what a warp reads at once lies in few sectors."""
+        shape = extents_of(self.result)
+        numbers = np.linspace(0, max(0, prod(shape) - LANES), WARPS, dtype=np.int64)
+        p = (numbers[:, None] + np.arange(LANES)) % prod(shape)  # [WARPS, LANES]
+        names = {f"o{a}": p // prod(shape[a + 1:]) % n for a, n in enumerate(shape)}
+        for step in self.steps:
+            if step.kind != "read" or step.at[0].row or any(
+                    PICKED.search(at.flat) for at in step.at):
+                continue  # near, or nothing is known of where it lies
+            place: Any = -1
+            for at in reversed(step.at):
+                on = eval(at.guard, names) if at.guard else True  # noqa: S307
+                place = np.where(on, eval(at.flat, names), place)  # noqa: S307
+            item = self.operands[step.args[0]].aval.dtype.numpy.itemsize
+            sectors = np.where(place < 0, -1, np.broadcast_to(place, p.shape) * item // SECTOR)
+            touched = sum(len(np.unique(row[row >= 0])) for row in sectors)
+            if touched > WARPS * (APART * max(1, LANES * item // SECTOR) + 1):  # one cut in two
+                return False
+        return True
+
+
+def _all_of(conditions: tuple[str, ...]) -> str:
+    if len(conditions) == 1:
+        return conditions[0]
+    return " & ".join(f"({c})" for c in dict.fromkeys(conditions))
+
+
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The extents in which blocks see a result: its last axis as columns where blocks of them have
+    few beyond its end, else all elements as one row."""
+    last = shape[-1] if shape else 1
+    n = column_block(last)
+    fits = last >= LEAST_ROW and 8 * blocks(last, n) * n <= 9 * last
+    return (prod(shape) // last, last) if fits else (1, prod(shape))
+
+
+def column_block(extent: int) -> int:
+    """The size of blocks of columns that has the fewest beyond the end."""
+    sizes = [LEAST_ROW << i for i in range(5) if LEAST_ROW << i <= max(LEAST_ROW, power(extent))]
+    return min(reversed(sizes), key=lambda n: blocks(extent, n) * n)
+
+
+def _copies(node: Node, last: bool) -> bool:
+    """Whether a move would be a copy of its own. last: whether it makes the result, which is
+    written in any case: then the copy is what is in front of it."""
+    name, attrs = node.op.name, node.attrs
+    if name == "slice":
+        return _lies_apart(node)
+    if name == "transpose":
+        axes = attrs["axes"]
+        return axes[-1] != len(axes) - 1 or _takes_long(node)
+    if name == "concatenate":
+        short = min(extents_of(x)[-1] for x in node.inputs) * node.outputs[0].aval.dtype.bits < 128
+        return not last or short and attrs["axis"] == len(extents_of(node.inputs[0])) - 1
+    return name in ("pad", "flip", *PICKS) or node.op is WRITE_LAST
+
+
+def _lies_apart(node: Node) -> bool:
+    """Whether a slice has neighbours that are none in memory, or shorter runs than an access."""
+    (x,), (y,) = node.inputs, node.outputs
+    if not y.aval.ndim:
+        return False
+    n = extents_of(y)[-1]
+    return node.attrs["steps"][-1] != 1 or n < extents_of(x)[-1] and n * y.aval.dtype.bits < 128
+
+
+def _takes_long(node: Node) -> bool:
+    """Whether elements that lie apart are copied, or tiles of a transposition are short."""
+    if node.op.name == "slice":
+        return node.attrs["steps"][-1] != 1
+    if node.op.name != "transpose":
+        return node.op is WRITE_LAST
+    (x,), (y,) = node.inputs, node.outputs
+    sides = {extents_of(v)[-1] * v.aval.dtype.bits // 8 for v in (x, y)}
+    return min(sides) <= SECTOR
+
+
+def _broadcast(at: Places, shape: tuple[int, ...]) -> Places:
+    own = at[len(at) - len(shape):]
+    return tuple(ElementPlace.number(0) if n == 1 else p for p, n in zip(own, shape, strict=True))
+
+
+def _sliced(at: Places, x: Any, attrs: Any, y: Any) -> Places:
+    return tuple(p.times(step).plus(start) for p, start, step in zip(
+        at, attrs["starts"], attrs["steps"], strict=True))
+
+
+def _transposed(at: Places, x: Any, attrs: Any, y: Any) -> Places:
+    own = [ElementPlace.number(0)] * len(at)
+    for p, a in zip(at, attrs["axes"], strict=True):
+        own[a] = p
+    return tuple(own)
+
+
+def _flipped(at: Places, x: Any, attrs: Any, y: Any) -> Places:
+    return tuple(p.times(-1).plus(n - 1) if a in attrs["axis"] else p
+                 for a, (p, n) in enumerate(zip(at, x, strict=True)))
+
+
+# Where the element of a result at some places lies in what it is moved from, of extents x.
+MOVED = {
+    "slice": _sliced, "transpose": _transposed, "flip": _flipped,
+    "broadcast_to": lambda at, x, attrs, y: _broadcast(at, x),
+    "reshape": lambda at, x, attrs, y: unflat(flat(at, y), x),
+}
+
+__all__ = ["COMPUTED", "At", "ElementStep", "column_block", "compute_moves", "rows_and_columns"]
