@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from ...trace import apply, aval_of, evaluate, trace
 from ...tree_code import unflattener
 from ...weak_numbers import leaf_of, number_of, number_type
 from .device import DeviceExecutable
+from .quick_calls import QuickCalls
 
 MOST = 1024  # programs that are kept: those used last
 MOST_VIEWS = 8  # of views, before the elements are copied
@@ -54,6 +55,7 @@ class EagerProgram:
     index: int
     out_tree: tree.TreeDef
     rebuild: list[Any]
+    _quick: QuickCalls | None = field(default=None, init=False)
 
     @functools.cached_property
     def view(self) -> bool | None:
@@ -61,9 +63,8 @@ class EagerProgram:
         slice is none: where it begins is an attribute, and what reads it would be compiled for each
         place."""
         g, ops = self.graph, {n.op for n in self.graph.nodes}
-        if len(g.inputs) != 1 or g.captures or g.effects or len(g.outputs) != 1 or \
-                self.rebuild != ["tensor"] or not 0 < len(g.nodes) <= MOST_VIEWS or \
-                self.out_tree.kind is not None or self._typed_places:
+        if len(g.inputs) != 1 or g.captures or g.effects or not 0 < len(g.nodes) <= MOST_VIEWS or \
+                not self._bare:
             return None
         if not all(o.view and o is not SLICE and not o.host for o in ops):
             return None
@@ -92,18 +93,35 @@ class EagerProgram:
 
     def run(self, operands: Sequence[Any]) -> Any:
         """operands: tensors, and floats."""
-        if config.numerics != "off":
-            return self._results(self._watched(self._there(operands)))
-        if self.view is not None and (shared := self._shared(operands[0])) is not None:
+        if self.view is not None and config.numerics == "off" and (
+                shared := self._shared(operands[0])) is not None:
             return shared
-        return self._results(self.executable.tensors(self._there(operands)))
+        given = self._there(operands)
+        quick = self._quick
+        made = quick.run(given) if quick is not None and quick.hold() else None
+        if made is None:
+            made = self._at_length(given)
+        return made[0] if self._bare else self._results(made)
+
+    def _at_length(self, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+        if config.numerics != "off":
+            return self._watched(operands)
+        made = self.executable.tensors(operands)
+        self._quick = QuickCalls.of(self.executable)
+        return made
+
+    @functools.cached_property
+    def _bare(self) -> bool:
+        """Whether it gives one tensor, as it is."""
+        return self.rebuild == ["tensor"] and self.out_tree.kind is None and \
+            not self._typed_places
 
     def _there(self, operands: Sequence[Any]) -> Sequence[Tensor]:
         if float not in {*map(type, operands)}:
             return operands
         return [_programs.number(x, self.index) if type(x) is float else x for x in operands]
 
-    def _results(self, made: list[Tensor]) -> Any:
+    def _results(self, made: Sequence[Tensor]) -> Any:
         if self._typed_places:
             made = list(map(place_typed, made))
         return self._put_together(join_scales(made, self.rebuild))
