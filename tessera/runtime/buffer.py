@@ -122,7 +122,8 @@ def fill_bytes(target: int, byte: int, nbytes: int, stream: int) -> None:
 
 class PooledBuffer(DeviceBuffer):
     """Memory of the driver's pool, which keeps what is freed: quick to make, often. A few small
-    ones of each size are kept here, and two of up to 256 MiB, which is quicker still.
+    ones of each size are kept here, and larger ones of up to 256 MiB, two of these or as many bytes,
+    which is quicker still.
 
     For work on the default stream: what is freed may be taken again behind what was launched there.
     stream: another one, on which it is written first; the default stream has to wait for that.
@@ -149,8 +150,9 @@ class PooledBuffer(DeviceBuffer):
             return
         if self.nbytes <= _SMALL_BYTES and len(self._spare) < _MOST_SPARE:
             self._spare.append(self.pointer)
-        elif _SMALL_BYTES < self.nbytes <= min(LARGE_BYTES, self.device.total_bytes // LARGE_SHARE):
-            for pointer in keep_large(self.pointer, self.nbytes, self.device.index):
+        elif _SMALL_BYTES < self.nbytes <= (
+                most := min(LARGE_BYTES, self.device.total_bytes // LARGE_SHARE)):
+            for pointer in keep_large(self.pointer, self.nbytes, self.device.index, most):
                 _to_pool(pointer, self.device.index)
         else:
             _to_pool(self.pointer, self.device.index)

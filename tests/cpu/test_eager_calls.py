@@ -197,3 +197,32 @@ def test_floats_are_data_once_copied(gpu: Any, driver: Any, monkeypatch: Any,
     compiled = len(gpu.requests)
     assert (x * 7.5).array.tolist() == (x.array * np.float32(7.5)).tolist()
     assert len(gpu.requests) == compiled
+
+
+# --- writing ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("index", [2, -1, slice(1, 3), (2, slice(1, 3)), (slice(1, 2), 2), ...,
+                                   (slice(0, 2), slice(None), 1), (1, 0, slice(2, 4))])
+def test_elements_that_lie_together_are_written_by_one_copy(
+        index: Any, driver: Any, rng: np.random.Generator) -> None:
+    x = normal(rng, 4, 3, 5)
+    want = x.array
+    value = normal(rng, *want[index].shape)
+    together = index != (slice(0, 2), slice(None), 1)
+    for _ in range(2):
+        want[index] = value.array
+        assert launches(driver, lambda: x.__setitem__(index, value)) == (0 if together else 1)
+        np.testing.assert_array_equal(x.array, want)
+
+
+def test_a_number_on_the_host_is_copied_once(driver: Any, monkeypatch: Any,
+                                             rng: np.random.Generator) -> None:
+    x, rate = normal(rng, 4), ts.tensor(0.5)
+    for _ in range(3):
+        np.testing.assert_array_equal((x * rate).array, x.array * np.float32(0.5))
+    copies = Copies(driver, monkeypatch)
+    for _ in range(3):
+        x * rate
+    assert copies.to_device == 0
+    rate[...] = 0.25
+    np.testing.assert_array_equal((x * rate).array, x.array * np.float32(0.25))
+    np.testing.assert_array_equal((x * ts.tensor(1, "int64")).array, x.array)

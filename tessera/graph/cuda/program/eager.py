@@ -34,7 +34,7 @@ from ...devices import place_typed, target_of
 from ...ir import Graph, Node
 from ...op import GraphOp
 from ...ops.random import RNG_KEY
-from ...ops.shape import SLICE
+from ...ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
 from ...placed_leaves import HERE, OURS
 from ...signature import Static, join_scales, leaf_tensors, split_result
 from ...trace import apply, aval_of, evaluate, trace
@@ -44,6 +44,7 @@ from .device import DeviceExecutable
 from .quick_calls import QuickCalls
 
 MOST = 1024  # programs that are kept: those used last
+VIEWS = {RESHAPE, TRANSPOSE, BROADCAST_TO}
 MOST_VIEWS = 8  # of views, before the elements are copied
 
 
@@ -59,14 +60,14 @@ class EagerProgram:
 
     @functools.cached_property
     def view(self) -> bool | None:
-        """Of what gives a view of its operand, whether elements keep their order; None of others. A
-        slice is none: where it begins is an attribute, and what reads it would be compiled for each
-        place."""
+        """Of what gives all elements of its operand in other extents, whether they keep their
+        order; None of others. A slice is none: where it begins is an attribute, and what reads it
+        would be compiled for each place."""
         g, ops = self.graph, {n.op for n in self.graph.nodes}
         if len(g.inputs) != 1 or g.captures or g.effects or not 0 < len(g.nodes) <= MOST_VIEWS or \
                 not self._bare:
             return None
-        if not all(o.view and o is not SLICE and not o.host for o in ops):
+        if not ops <= VIEWS:
             return None
         return all(o.memory.flat for o in ops)  # type: ignore[union-attr]
 
@@ -117,9 +118,10 @@ class EagerProgram:
             not self._typed_places
 
     def _there(self, operands: Sequence[Any]) -> Sequence[Tensor]:
-        if float not in {*map(type, operands)}:
+        """Numbers on the GPU too."""
+        if NUMBERS.isdisjoint(map(type, operands)):
             return operands
-        return [_programs.number(x, self.index) if type(x) is float else x for x in operands]
+        return [x if type(x) is Resident else _programs.number(x, self.index) for x in operands]
 
     def _results(self, made: Sequence[Tensor]) -> Any:
         if self._typed_places:
@@ -187,20 +189,26 @@ class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
         self.quick: dict[Any, tuple[EagerProgram | None, list[Any]]] = {}
         self._numbers: dict[Any, Tensor] = {}
 
-    def number(self, value: float, index: int) -> Tensor:
-        """A float as data, on the GPU: copied there once for many calls."""
-        key = value or repr(value), index  # 0.0 == -0.0
+    def number(self, x: float | Tensor, index: int) -> Tensor:
+        """A float, or a tensor on the host without axes, as data on the GPU: copied there once for
+        many calls. Others as they are."""
+        if type(x) is float:
+            key: Any = x or repr(x), index  # 0.0 == -0.0
+        elif type(x) is Tensor and not x._shape and x._scale is None:
+            key = x.array.tobytes(), x.type, x._name, index
+        else:
+            return x  # type: ignore[return-value]
         made = self._numbers.get(key)
         if made is None:
             if len(self._numbers) >= MOST:
                 self._numbers.clear()
-            made = self._numbers[key] = on_gpu(leaf_of(value), index)
+            made = self._numbers[key] = on_gpu(leaf_of(x), index)
         return made
 
     def remember(self, form: Any, program: EagerProgram, seen: list[Any], used: int) -> None:
         """seen: the operands at a glance. used: of how many the program is."""
         floats = [x for x in seen if type(x) is float]
-        types = [x.type for x in seen if type(x) is not float]
+        types = [x.type for x in seen if type(x) is not float]  # whose ids are in the form
         if len(self.quick) >= MOST:
             self.quick.clear()
         if used == len(seen):
@@ -259,13 +267,19 @@ def _run(program: EagerProgram, name: str, fn: Callable, args: tuple, kwargs: di
         return program.run(operands)
     # by a key of the program's stream, as on the host
     index = program.index
-    if "key" in inspect.signature(fn).parameters:
+    if _takes_key(fn):
         key = on_gpu(hooks.next_key.get()(), index)
         return call(name, fn, args, {**kwargs, "key": key})
     keyed, count = program.keyed  # a cast or a sum whose type draws
     return keyed.run([*operands, *(on_gpu(hooks.next_key.get()(), index) for _ in range(count))])
 
 
+@functools.lru_cache(MOST)
+def _takes_key(fn: Callable) -> bool:
+    return "key" in inspect.signature(fn).parameters
+
+
+NUMBERS = frozenset({float, Tensor})  # classes of operands that lie on the host
 _PLAIN = {int, bool, str, type(None), type(...)}
 _TYPES = (NumericType, DType)
 
@@ -306,6 +320,11 @@ def _note(values: Sequence[Any], key: list[Any], operands: list[Any]) -> bool:
             operands.append(a)
         elif kind in _PLAIN:
             key += (kind, a)
+        elif kind is Tensor and not a._shape:
+            if a._scale is not None or number_type(a) is not None:
+                return False
+            key += (Tensor, id(a.type))
+            operands.append(a)
         elif kind is tuple or kind is list:
             key += (kind, len(a))
             if not _note(a, key, operands):
