@@ -122,8 +122,8 @@ def fill_bytes(target: int, byte: int, nbytes: int, stream: int) -> None:
 
 class PooledBuffer(DeviceBuffer):
     """Memory of the driver's pool, which keeps what is freed: quick to make, often. A few small
-    ones of each size are kept here, and larger ones of up to 256 MiB, two of these or as many bytes,
-    which is quicker still.
+    ones of each size are kept here, and of larger ones two of up to 256 MiB, or as many bytes of
+    smaller ones, which is quicker still.
 
     For work on the default stream: what is freed may be taken again behind what was launched there.
     stream: another one, on which it is written first; the default stream has to wait for that.
