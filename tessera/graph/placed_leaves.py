@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ..runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
+from ..runtime.buffer import Borrowed, BufferPart, DeviceBuffer, PooledBuffer
 from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.memory_turns import InTurn
 from ..tile.launch.resident import Resident
 from ..tile.launch.shared_views import SharedView
 
-OURS = frozenset({PooledBuffer, DeviceBuffer})  # memory that nobody else gave us
+OURS = frozenset({PooledBuffer, DeviceBuffer, BufferPart})  # memory that nobody else gave us
 HERE = OURS | {Borrowed}  # of a GPU; what is offloaded is elsewhere until it is used
 
 

@@ -158,6 +158,16 @@ class PooledBuffer(DeviceBuffer):
             _to_pool(self.pointer, self.device.index)
 
 
+class BufferPart(DeviceBuffer):
+    """Bytes of a buffer from one on, which it keeps."""
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: DeviceBuffer, begin: int, nbytes: int):
+        self.pointer, self.nbytes, self.device = whole.pointer + begin, nbytes, whole.device
+        self.whole = whole
+
+
 class Borrowed(DeviceBuffer):
     """Memory of somebody else, who is kept alive. stream: the one on which the owner works.
 

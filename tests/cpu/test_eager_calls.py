@@ -130,6 +130,31 @@ def test_a_view_may_be_given_beside_its_donated_base(rng: np.random.Generator) -
         np.testing.assert_array_equal(y.array, kept)
 
 
+def test_rows_share_memory_where_new_memory_might_begin(driver: Any, monkeypatch: Any,
+                                                        rng: np.random.Generator) -> None:
+    x = normal(rng, 6, 64)
+    before = x.array
+    assert x[3].storage.pointer == x.storage.pointer + 3 * 256
+    row, rows, again = x[-1], x[2:5], x[2:5][1]
+    step = ts.jit(lambda x: x + 1.0, donate="x")
+    for taken, want in ((row, before[-1]), (rows, before[2:5]), (again, before[3])):
+        np.testing.assert_array_equal((taken + taken).array, 2 * want)
+        np.testing.assert_array_equal(ts.jit(lambda x: x * 2.0)(taken).array, 2 * want)
+    x[4] = 5.0
+    for taken, want in ((row, before[-1]), (rows, before[2:5]), (again, before[3])):
+        np.testing.assert_array_equal(taken.array, want)
+    now = x.array
+    row = x[1]
+    row[3] = 7.0
+    for _ in range(3):
+        np.testing.assert_array_equal(step(x[2:4]).array, now[2:4] + np.float32(1.0))
+    np.testing.assert_array_equal(x.array, now)
+    narrow, large = normal(rng, 6, 63), normal(rng, 64, 64, 128)
+    assert narrow[1].storage.pointer != narrow.storage.pointer + 252
+    assert large[1].storage.pointer != large.storage.pointer + large[1].storage.nbytes
+    np.testing.assert_array_equal(large[1].array, large.array[1])
+
+
 def test_what_another_library_may_write_is_shared_by_no_view(driver: Any,
                                                              rng: np.random.Generator) -> None:
     x = normal(rng, 4, 4)

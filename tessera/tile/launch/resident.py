@@ -29,6 +29,7 @@ from tessera.runtime.buffer import (
     DEFAULT,
     DEFAULT_STREAMS,
     Borrowed,
+    BufferPart,
     DeviceBuffer,
     PooledBuffer,
     follow,
@@ -38,7 +39,7 @@ from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
 from tessera.runtime.recordings import between_recordings
 from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
 from tessera.tile.launch.memory_turns import InTurn, end_turns
-from tessera.tile.launch.shared_views import SharedView, end_views, export, is_shared
+from tessera.tile.launch.shared_views import SharedView, end_views, export, is_exported, is_shared
 from tessera.tile.launch.used_by import UsedBy
 
 from .upload import upload
@@ -85,8 +86,9 @@ class Resident(Tensor):
     def held_now(self) -> Any:
         """The memory, or the call that used it up. A view whose elements lie otherwise than those
         of its base is copied."""
+        held: Any
         while (held := self._storage).__class__ in IN_PLACE:
-            now = held.read() if held.__class__ is SharedView else held.now()
+            now = held.read() if isinstance(held, SharedView) else held.now()
             if now is not None:  # else the turns have ended, and the tensor has it
                 return now
         return held
@@ -159,6 +161,10 @@ class Resident(Tensor):
             return super().__getitem__(index)
         begin, end = rows
         rest = self._shape[1:]
+        shared = rows_of(self, rest if isinstance(index, int) else (end - begin, *rest),
+                         begin * stored_bytes(rest, self.dtype))
+        if shared is not None:
+            return shared
         made = Resident(rest if isinstance(index, int) else (end - begin, *rest), self.type,
                         self.storage.device.index)
         with self.storage.device.current():
@@ -249,6 +255,33 @@ class Resident(Tensor):
 
 
 PLAIN.add(Resident)
+MOST_KEPT = 16  # times the bytes of some rows that they may keep; more are copied
+FEW_BYTES = 1 << 20  # that may be kept by fewer
+
+
+def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
+    """A view of elements that lie one behind the other from a byte on; None where they are to be
+    copied: they begin where new memory would not, by which kernels are compiled, others may write
+    there, or they would keep much more memory than they are."""
+    memory = x._storage
+    if isinstance(memory, SharedView) and memory.chain is None:
+        memory = memory.base._storage
+    nbytes = stored_bytes(shape, x.dtype)
+    if type(memory) not in SHAREABLE:
+        return None
+    whole = memory.whole if type(memory) is BufferPart else memory
+    at = memory.pointer - whole.pointer + begin
+    if at % ALIGNED or not nbytes or is_exported(whole) or (
+            whole.nbytes > max(MOST_KEPT * nbytes, FEW_BYTES)):
+        return None
+    part = BufferPart(whole, at, nbytes)
+    made = Resident(shape, x.type, whole.device.index, part)
+    made._storage = SharedView(Resident(shape, x.type, whole.device.index, part), None, made)
+    return made
+
+
+ALIGNED = 256  # bytes at a multiple of which memory begins
+SHAREABLE = frozenset({PooledBuffer, DeviceBuffer, BufferPart})
 IN_PLACE = frozenset({InTurn, SharedView})  # of memory, which they tell
 
 

@@ -15,6 +15,8 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tessera.runtime.buffer import BufferPart
+
 if TYPE_CHECKING:
     from tessera.runtime.buffer import DeviceBuffer
 
@@ -44,12 +46,13 @@ class SharedView:
     def __init__(self, base: Resident, chain: ViewProgram | None, of: Resident):
         """of: the tensor that has it in place of its memory."""
         self.base, self.chain, self.of = base, chain, weakref.ref(of)
-        views = _views.get(id(base._storage))
+        number = id(whole_of(base._storage))
+        views = _views.get(number)
         if views is None:
             if len(_views) >= MOST:  # memory that went is the id of some other, without a view
-                for number in [n for n, views in tuple(_views.items()) if not views]:
-                    _views.pop(number, None)
-            views = _views.setdefault(id(base._storage), weakref.WeakSet())
+                for n in [n for n, views in tuple(_views.items()) if not views]:
+                    _views.pop(n, None)
+            views = _views.setdefault(number, weakref.WeakSet())
         views.add(self)
 
     @property
@@ -65,11 +68,16 @@ class SharedView:
         made = self.base._storage
         if self.chain is not None:
             made = self.chain.copy_of(self.base)._storage
-        elif sys.getrefcount(made) > ONE:
+        elif type(made) is BufferPart or sys.getrefcount(made) > ONE:
             made = self.base.copy()._storage
         if (x := self.of()) is not None and x._storage is self:
             x._storage = made
         return made
+
+
+def whole_of(memory: DeviceBuffer) -> DeviceBuffer:
+    """The memory of which it is a part, or itself."""
+    return memory.whole if isinstance(memory, BufferPart) else memory
 
 
 def is_shared(memory: DeviceBuffer) -> bool:
@@ -92,4 +100,5 @@ def is_exported(memory: DeviceBuffer) -> bool:
     return bool(_exported) and memory in _exported
 
 
-__all__ = ["SharedView", "end_views", "export", "is_exported", "is_shared"]
+__all__ = ["SharedView", "end_views", "export", "is_exported", "is_shared",
+           "whole_of"]

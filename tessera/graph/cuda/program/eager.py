@@ -28,7 +28,7 @@ from ....tensor import Tensor, as_tensor
 from ....tile.launch.memory_turns import InTurn
 from ....tile.launch.placement import chosen_gpu, gpu_number
 from ....tile.launch.resident import Resident, adopted, on_gpu
-from ....tile.launch.shared_views import SharedView, is_exported
+from ....tile.launch.shared_views import SharedView, is_exported, whole_of
 from ... import tree
 from ...devices import place_typed, target_of
 from ...ir import Graph, Node
@@ -99,7 +99,9 @@ class EagerProgram:
             return shared
         given = self._there(operands)
         quick = self._quick
-        made = quick.run(given) if quick is not None and quick.hold() else None
+        made: Sequence[Tensor] | None = None
+        if quick is not None and quick.hold():
+            made = quick.run(given)
         if made is None:
             made = self._at_length(given)
         return made[0] if self._bare else self._results(made)
@@ -130,15 +132,14 @@ class EagerProgram:
 
     def _shared(self, x: Any) -> Resident | None:
         """The view of an operand, which shares its memory; None where others may write there."""
-        held = x._storage if type(x) is Resident else None
-        memory = held.base._storage if type(held) is SharedView else held
-        if type(memory) not in OURS or x.type.dtype.packed or is_exported(memory):
+        held: Any = x._storage if type(x) is Resident else None
+        memory: Any = held.base._storage if type(held) is SharedView else held
+        if type(memory) not in OURS or x.type.dtype.packed or is_exported(whole_of(memory)):
             return None
-        out = self.graph.outputs[0].aval
-        index = memory.device.index
-        made = Resident(out.shape, out.type, index, memory)
-        base = Resident(*((out.shape, out.type) if self.view else (x._shape, x.type)), index,
-                        memory)
+        out, index = self.graph.outputs[0].aval, memory.device.index
+        shape: Any = out.shape
+        made = Resident(shape, out.type, index, memory)
+        base = Resident(shape if self.view else x._shape, x.type, index, memory)
         made._storage = SharedView(base, None if self.view else self, made)
         return made
 
@@ -445,7 +446,7 @@ class _Call:
 
 def _chain(x: Tensor) -> EagerProgram | None:
     """What is to be done to the base of a view that has no elements of its own."""
-    held = x._storage if type(x) is Resident else None
+    held: Any = x._storage if type(x) is Resident else None
     return held.chain if type(held) is SharedView else None
 
 

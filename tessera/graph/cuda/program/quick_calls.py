@@ -6,12 +6,13 @@ stay as the last other call left them; what is not so goes that way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from .... import config, hooks
 from ....numerics import stored_bytes
-from ....runtime.buffer import PooledBuffer
+from ....runtime.buffer import DEFAULT, PooledBuffer
 from ....runtime.device import restore
 from ....tile.launch.resident import Resident
 from ...placed_leaves import OURS, read_storage
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Pick = Callable[[Sequence[int]], tuple[int, ...]]
 pointer_of = attrgetter("pointer")
+NOTHING = nullcontext()
 
 
 class QuickCalls:
@@ -43,8 +45,8 @@ class QuickCalls:
     @staticmethod
     def of(executable: DeviceExecutable) -> QuickCalls | None:
         """None of a program that does anything but launch kernels on these."""
-        space, calls = executable._workspace, executable._workspace and \
-            executable._workspace.repeated
+        space = executable._workspace
+        calls = None if space is None else space.repeated
         if space is None or calls is None or space.watched or space.alone:
             return None
         if executable._node_kernels or executable.copies.copies or calls.drawn or \
@@ -97,19 +99,16 @@ class QuickCalls:
             if self.parts:
                 pointers += [pointers[i] + begin for i, begin in self.parts]
             pointers += self.beyond
-            ready = []
+            ready: list[tuple[Callable[..., None], tuple[int, ...]]] = []
             for launch, pick in self.launches:
                 mine = pick(pointers)
                 start = launch.ready(mine)
                 if start is None:
                     return None
                 ready.append((start, mine))
-            if self.alone:
-                start(0, *mine)
-            else:
-                with self.executable._lock:
-                    for start, mine in ready:
-                        start(0, *mine)
+            with NOTHING if self.alone else self.executable._lock:
+                for begin, mine in ready:
+                    begin(DEFAULT, *mine)
         finally:
             restore(before)
         return [_tensor(shape, numeric, memory)
