@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from .. import hooks
+from ..numerics import stored_bytes
 from ..runtime.arrays import HOST
-from ..runtime.buffer import Borrowed
+from ..runtime.buffer import DEFAULT, Borrowed, copy_bytes
 from ..tensor import PLAIN, Tensor, as_tensor, encode_value
 from ..tile.launch.resident import Resident, on_gpu
 from . import functions as F
@@ -61,6 +63,13 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
     if not fits or 0 in sizes:
         return fits
     place = x.place
+    if value.shape == own and value.type == x.type and value.place == place and (
+            at := _run_of(x.shape, starts, sizes)) is not None:
+        with x.storage.device.current():
+            copy_bytes(x.storage.pointer + stored_bytes((at,), x.dtype), value.storage.pointer,
+                       value.storage.nbytes, DEFAULT)
+            value.storage.give_back()
+        return True
     held = Resident(x.shape, x.type, place, x.storage)
     x.storage = None  # so that the program may write there
     try:
@@ -71,6 +80,15 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
         if x.storage is None:
             x.storage = held.storage
     return True
+
+
+def _run_of(shape: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
+    """The element at which a part begins whose elements lie one behind the other; None of others.
+    """
+    cut = next((k for k, n in enumerate(sizes) if n > 1), len(sizes))  # whole behind this axis
+    if sizes[cut + 1:] != shape[cut + 1:]:
+        return None
+    return sum(i * prod(shape[k + 1:]) for k, i in enumerate(starts))
 
 
 @jit(donate="x", static=("sizes", "own"), name="assign")

@@ -20,6 +20,7 @@ from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from ..tile.launch.memory_turns import end_turns
 from ..tile.launch.resident import Resident
+from ..tile.launch.shared_views import end_views
 from ..tile.launch.used_by import UsedBy
 from .placed_leaves import FEW, PlacedLeaves, SpreadLeaves, memories_of, placed
 
@@ -167,6 +168,12 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
     """Raise ArgumentError where a donated tensor is given a second time. Returns what the leaves
     are made of."""
     own_memory([leaves[i] for i in donated])
+    parts = _parts(leaves)
+    if are_apart(leaves, parts):
+        return parts
+    for p in _parts([leaves[i] for i in donated]):  # views of it have elements of their own
+        if type(p) is Resident:
+            end_views(p.storage)
     parts = _parts(leaves)
     if are_apart(leaves, parts):
         return parts

@@ -31,6 +31,7 @@ from ..numerics.promote import overflow
 from ..open_trace import trace_state
 from ..runtime.arrays import HOST
 from ..tensor import FUNCTIONS, Tensor, as_tensor
+from ..tile.launch.resident import Resident
 from . import functions as F
 from .op import name_operands
 from .trace import LITERAL, Tracer, apply, current_builder
@@ -87,7 +88,10 @@ def _elsewhere(args: tuple, kwargs: dict[str, Any]) -> bool:
     if config.device not in ("auto", "cpu"):
         return True
     for a in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(a, Tensor):
+        kind = type(a)
+        if kind is Resident:
+            return True
+        if kind is not Tensor and isinstance(a, Tensor):
             if a.place != HOST:
                 return True
         elif isinstance(a, tuple | list) and any(

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ..runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
+from ..runtime.buffer import Borrowed, BufferPart, DeviceBuffer, PooledBuffer
 from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.memory_turns import InTurn
 from ..tile.launch.resident import Resident
+from ..tile.launch.shared_views import SharedView
 
-OURS = frozenset({PooledBuffer, DeviceBuffer})  # memory that nobody else gave us
+OURS = frozenset({PooledBuffer, DeviceBuffer, BufferPart})  # memory that nobody else gave us
 HERE = OURS | {Borrowed}  # of a GPU; what is offloaded is elsewhere until it is used
 
 
@@ -70,11 +71,28 @@ def memories_of(tensors: Sequence[Any]) -> list[Any]:
 
 
 def storage_of(tensors: Sequence[Any]) -> list[Any]:
-    """Of tensors on a GPU, the memory of each, or the call that used it up."""
+    """Of tensors on a GPU, the memory of each, or the call that used it up, or the SharedView that
+    tells it to those who read."""
     memories = [x._storage for x in tensors]
     if InTurn in {*map(type, memories)}:
-        return [x.held_now() for x in tensors]
+        return [x.held_now() if type(m) is InTurn else m
+                for x, m in zip(tensors, memories, strict=True)]
     return memories
+
+
+def read_storage(tensors: Sequence[Any]) -> list[Any]:
+    """The same, and of a view where it is read."""
+    memories = storage_of(tensors)
+    return memories if OURS.issuperset(map(type, memories)) else [x.held_now() for x in tensors]
+
+
+def placed_on(tensors: list[Any], on: Device) -> Sequence[Tensor]:
+    """Tensors that lie there, as PlacedLeaves where each has memory of its own."""
+    memories = [x._storage for x in tensors]
+    kinds = {*map(type, memories)}
+    if InTurn in kinds:
+        memories = storage_of(tensors)
+    return tensors if SharedView in kinds else PlacedLeaves(tensors, memories, on)
 
 
 def placed(tensors: list[Any]) -> Sequence[Tensor]:
@@ -134,4 +152,4 @@ def _of_runs(take: Callable[[Any], tuple[Sequence[Any], ...]]) -> Picker:
 
 
 __all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "ResultOrigin", "SpreadLeaves",
-           "memories_of", "origins", "picker", "placed", "storage_of"]
+           "memories_of", "origins", "picker", "placed", "placed_on", "read_storage", "storage_of"]

@@ -21,7 +21,7 @@ from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident, adopted
 from .call_forms import CallForm
-from .placed_leaves import FEW, OURS, PlacedLeaves, SpreadLeaves, picker, storage_of
+from .placed_leaves import FEW, OURS, SpreadLeaves, picker, placed_on, read_storage
 from .signature import Static, leaf_tensors
 from .steady_step import SteadySteps
 from .traced_signature import TracedSignature
@@ -142,7 +142,7 @@ class PreparedCall:
             if not self._are_alike(leaves):
                 return None
         if self.device is not None:
-            return PlacedLeaves(leaves, storage_of(leaves), self.device)
+            return placed_on(leaves, self.device)
         if like is not None and self.spread:
             return SpreadLeaves(leaves, like.pick_rest(leaves))
         return leaves if self.pattern.whole else self.pattern.with_others(leaves)
@@ -193,7 +193,7 @@ class LeafFacts:
                 or [x._scale for x in mine] != self.scales
                 or [mine[i].layout for i in self.spread] != self.layouts):
             return False
-        memories = storage_of([mine[i] for i in self.on_gpu])
+        memories = read_storage([mine[i] for i in self.on_gpu])
         return OURS.issuperset(map(type, memories)) and [
             m.device for m in memories] == self.devices
 

@@ -16,12 +16,15 @@ from ..dims import show_shape
 from ..errors import ArgumentError, ShapeError, UnknownNameError
 from ..graph import functions as F
 from ..graph import tree
+from ..graph.jit import JitFunction
 from ..graph.operand import compute_type, convert, number_in
 from ..graph.trace import in_part
 from ..graph.weak_numbers import is_number
 from ..mesh.parallel.matching_layouts import counter, lie_as, zeros_as
 from ..numerics import as_type
+from ..open_trace import trace_state
 from ..tensor import Tensor, as_tensor
+from ..tile.launch.resident import Resident
 from .trained import named_params
 
 T = TypeVar("T")
@@ -154,28 +157,52 @@ def _step(record: OptimizerRecord, params: Any, grads: Any, state: State, lr: An
           ) -> tuple[Any, State]:
     named = named_params(params)
     slopes = _matching_grads(named, params, grads)
-    held = {path: record.axes_of(path, p) for path, p in named.items()}
-    _check_state(record, held, state)
+    _check_state(record, {path: record.axes_of(path, p) for path, p in named.items()}, state)
+    if trace_state.builder is None and _on_gpu((named, slopes, state)):
+        made, new = _compiled(record)(named, slopes, state, lr)
+    else:
+        made, new = _moved(record, named, slopes, state, lr)
+    leaves, structure = tree.flatten(params)
+    out = [made.get(path, p) for path, p in zip(tree.paths(structure), leaves, strict=True)]
+    return tree.unflatten(structure, out), new
+
+
+def _moved(record: OptimizerRecord, named: dict[str, Tensor], slopes: dict[str, Tensor],
+           state: State, lr: Any) -> tuple[dict[str, Tensor], State]:
+    """What is trained and the state after a step, by path."""
     step = state["step"] + 1
     now = record.rates(_rate(lr, [*named.values()]), step)
     new: State = {"step": step, **{m: {} for m in record.holds}, "master": {}}
-    leaves, structure = tree.flatten(params)
-    out = []
-    for path, p in zip(tree.paths(structure), leaves, strict=True):
-        if path not in named:
-            out.append(p)
-            continue
-        w = state["master"].get(path)
+    out = {}
+    for path, p in named.items():
+        w, g = state["master"].get(path), slopes[path]
         w = convert(p, compute_type(p.type)) if w is None else w
         decay = record.weight_decay if record.decays(path, p) else 0.0
-        mine = {m: state[m][path] for m in held[path]}
-        w, made = record.moved(w, slopes[path], mine, tuple(convert(r, w.type) for r in now), decay)
+        mine = {m: state[m][path] for m in record.axes_of(path, p)}
+        w, made = record.moved(w, convert(g, compute_type(g.type)), mine,
+                               tuple(convert(r, w.type) for r in now), decay)
         for m, x in made.items():
             new[m][path] = lie_as(x, state[m][path])
         if path in state["master"]:
             new["master"][path] = lie_as(w, state["master"][path])
-        out.append(_like_param(w, p))
-    return tree.unflatten(structure, out), new
+        out[path] = _like_param(w, p)
+    return out, new
+
+
+def _on_gpu(given: Any) -> bool:
+    """Whether all of it lies on GPUs: then a step outside of traces is one program, and not many
+    small ones."""
+    leaves = [x for x in tree.flatten(given)[0] if not isinstance(x, Tensor) or x.ndim]
+    return bool(leaves) and all(type(x) is Resident and not x.offloaded for x in leaves)
+
+
+@functools.lru_cache(64)
+def _compiled(record: OptimizerRecord) -> JitFunction:
+    def step(named: Any, slopes: Any, state: Any, lr: Any) -> Any:
+        with in_part("optimizer"):
+            return _moved(record, named, slopes, state, lr)
+
+    return JitFunction(step, name=f"{type(record).__name__}.update")
 
 
 def _rate(lr: Any, params: list[Tensor]) -> Tensor:
@@ -209,7 +236,7 @@ def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[s
             given = show_shape(found[path].shape)
             raise ShapeError(f"the gradient of {_shown(path)} has shape {given}, the parameter "
                              f"{show_shape(p.shape)}")
-    return {path: convert(g, compute_type(g.type)) for path, g in found.items()}
+    return found
 
 
 def _shown(path: str) -> str:

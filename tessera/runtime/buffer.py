@@ -122,7 +122,8 @@ def fill_bytes(target: int, byte: int, nbytes: int, stream: int) -> None:
 
 class PooledBuffer(DeviceBuffer):
     """Memory of the driver's pool, which keeps what is freed: quick to make, often. A few small
-    ones of each size are kept here, and two of up to 256 MiB, which is quicker still.
+    ones of each size are kept here, and of larger ones two of up to 256 MiB, or as many bytes of
+    smaller ones, which is quicker still.
 
     For work on the default stream: what is freed may be taken again behind what was launched there.
     stream: another one, on which it is written first; the default stream has to wait for that.
@@ -149,11 +150,22 @@ class PooledBuffer(DeviceBuffer):
             return
         if self.nbytes <= _SMALL_BYTES and len(self._spare) < _MOST_SPARE:
             self._spare.append(self.pointer)
-        elif _SMALL_BYTES < self.nbytes <= min(LARGE_BYTES, self.device.total_bytes // LARGE_SHARE):
-            for pointer in keep_large(self.pointer, self.nbytes, self.device.index):
+        elif _SMALL_BYTES < self.nbytes <= (
+                most := min(LARGE_BYTES, self.device.total_bytes // LARGE_SHARE)):
+            for pointer in keep_large(self.pointer, self.nbytes, self.device.index, most):
                 _to_pool(pointer, self.device.index)
         else:
             _to_pool(self.pointer, self.device.index)
+
+
+class BufferPart(DeviceBuffer):
+    """Bytes of a buffer from one on, which it keeps."""
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: DeviceBuffer, begin: int, nbytes: int):
+        self.pointer, self.nbytes, self.device = whole.pointer + begin, nbytes, whole.device
+        self.whole = whole
 
 
 class Borrowed(DeviceBuffer):

@@ -23,25 +23,28 @@ from .device import Device, check, driver, outside_capture
 LIVE: dict[tuple[int, int], int] = {}  # bytes by device and pointer, of memory not of the pool
 SPARE: dict[tuple[int, int], list[int]] = {}  # freed pointers of the pool, by device and bytes
 DEFAULT = 0
-LARGE_BYTES, LARGE_SHARE, MOST_LARGE = 256 << 20, 128, 2
+LARGE_BYTES, LARGE_SHARE, MOST_LARGE = 256 << 20, 128, 64
 _large: dict[int, deque[int]] = {}  # sizes of larger spare blocks by device, the oldest first
 
 
-def keep_large(pointer: int, nbytes: int, index: int) -> list[int]:
+def keep_large(pointer: int, nbytes: int, index: int, most_bytes: int) -> list[int]:
     """Keeps a freed block of up to LARGE_BYTES, and a LARGE_SHARE of the device, for the next array
     of its size, for which the driver's pool takes several microseconds of the stream, and a call 20
     of the host (a loop of 128 MiB 42.6 us for 19.9 of 64 MiB, which was kept; H200, 2026-11-27).
-    Returns what is to be freed for it."""
+    Two of the largest, or as many bytes of smaller ones. Returns what is to be freed for it.
+
+    most_bytes: of the largest that is kept
+    """
     kept = _large.setdefault(index, deque())
     kept.append(nbytes)
     SPARE.setdefault((index, nbytes), []).append(pointer)
-    return _drop_large(index, MOST_LARGE)
+    return _drop_large(index, MOST_LARGE, 2 * most_bytes)
 
 
-def _drop_large(index: int, most: int) -> list[int]:
-    """Pointers that are not spare any more, so that as many blocks stay."""
+def _drop_large(index: int, most: int, most_bytes: int = 0) -> list[int]:
+    """Pointers that are not spare any more, so that as many blocks and bytes stay."""
     kept, dropped = _large.get(index, deque()), []
-    while len(kept) > most:
+    while len(kept) > most or (most and sum(kept) > most_bytes):
         with contextlib.suppress(IndexError):  # it was taken meanwhile
             dropped.append(SPARE[index, kept.popleft()].pop(0))
     return dropped

@@ -63,13 +63,13 @@ def test_spare_buffers_are_given_back_too(driver, without_libraries, monkeypatch
     assert set(freed) == pointers and other == [5], "those of other devices stay"
 
 
-def test_two_larger_blocks_stay_for_the_next_of_their_size(driver, monkeypatch):
+def test_larger_blocks_stay_for_the_next_of_their_size(driver, monkeypatch):
     pooled, freed = [], []
     monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: pooled.append(pointer))
     monkeypatch.setattr(driver, "cuMemFreeAsync", lambda p, stream: freed.append(p) or (0,),
                         raising=False)
     monkeypatch.setattr(buffer, "LARGE_SHARE", 16)  # of 1 GiB
-    sizes = 8 << 20, 16 << 20, 64 << 20
+    sizes = 40 << 20, 48 << 20, 64 << 20  # of twice the largest that is kept
     first, second, third = [PooledBuffer(n, device()).pointer for n in sizes]  # dropped at once
     assert pooled == [first], "the oldest of three"
     assert PooledBuffer(sizes[2], device()).pointer == third
@@ -82,6 +82,20 @@ def test_two_larger_blocks_stay_for_the_next_of_their_size(driver, monkeypatch):
     assert PooledBuffer(sizes[2], device()).pointer != third
 
 
+def test_as_many_bytes_of_smaller_blocks_stay_as_of_the_largest(driver, monkeypatch):
+    pooled = []
+    monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: pooled.append(pointer))
+    monkeypatch.setattr(memory_pools, "_large", {})
+    monkeypatch.setattr(buffer, "LARGE_SHARE", 16)  # of 1 GiB: 128 MiB stay
+    nbytes = 4 << 20
+    monkeypatch.setitem(memory_pools.SPARE, (0, nbytes), [])
+    for _ in range(2):
+        made = [PooledBuffer(nbytes, device()) for _ in range(40)]
+        made.clear()
+        assert len(memory_pools.SPARE[0, nbytes]) == 32
+    assert len(pooled) == 16
+
+
 def test_blocks_that_other_streams_write_first_stay_no_longer(driver, monkeypatch):
     """They come from the pool, as an offloaded tensor does that is brought back; what is spare
     meanwhile stays counted. Each round kept one more."""
@@ -89,7 +103,7 @@ def test_blocks_that_other_streams_write_first_stay_no_longer(driver, monkeypatc
     monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: pooled.append(pointer))
     monkeypatch.setattr(memory_pools, "_large", {})
     monkeypatch.setattr(buffer, "LARGE_SHARE", 16)  # of 1 GiB
-    nbytes = 24 << 20
+    nbytes = 48 << 20  # of which two are kept
     monkeypatch.setitem(memory_pools.SPARE, (0, nbytes), [])
     for rounds in range(1, 6):
         made = PooledBuffer(nbytes, device(), stream=7)

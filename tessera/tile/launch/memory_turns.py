@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .object_words import ObjectWords
+from .shared_views import SharedView
 from .used_by import UsedBy
 
 Give = Callable[[Any, Any], None]  # a tensor, what it has in place of its memory
@@ -122,10 +123,12 @@ def addresses(tensors: Iterable[Any], count: int) -> np.ndarray:
 
 
 def end_turns(memories: Iterable[Any]) -> None:
-    """Of what has one of these in place of its memory."""
+    """Of what has one of these in place of its memory; a view of another's has its own, too."""
     for m in memories:
         if m.__class__ is InTurn:
             m.turns.end()
+        elif m.__class__ is SharedView:
+            m.own()
 
 
 __all__ = ["InTurn", "MemoryTurns", "addresses", "end_turns"]

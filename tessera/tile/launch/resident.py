@@ -29,6 +29,7 @@ from tessera.runtime.buffer import (
     DEFAULT,
     DEFAULT_STREAMS,
     Borrowed,
+    BufferPart,
     DeviceBuffer,
     PooledBuffer,
     follow,
@@ -37,7 +38,8 @@ from tessera.runtime.device import device, driver, outside_capture
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
 from tessera.runtime.recordings import between_recordings
 from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
-from tessera.tile.launch.memory_turns import InTurn
+from tessera.tile.launch.memory_turns import InTurn, end_turns
+from tessera.tile.launch.shared_views import SharedView, end_views, export, is_exported, is_shared
 from tessera.tile.launch.used_by import UsedBy
 
 from .upload import upload
@@ -68,7 +70,7 @@ class Resident(Tensor):
     @property
     def storage(self) -> Any:
         held = self._storage
-        if held.__class__ is InTurn:
+        if held.__class__ in IN_PLACE:
             held = self.held_now()
         if held.__class__ is UsedBy:
             raise held.error(self)
@@ -82,9 +84,11 @@ class Resident(Tensor):
         self.origin = None
 
     def held_now(self) -> Any:
-        """The memory, or the call that used it up."""
-        while (held := self._storage).__class__ is InTurn:
-            now = held.now()
+        """The memory, or the call that used it up. A view whose elements lie otherwise than those
+        of its base is copied."""
+        held: Any
+        while (held := self._storage).__class__ in IN_PLACE:
+            now = held.read() if isinstance(held, SharedView) else held.now()
             if now is not None:  # else the turns have ended, and the tensor has it
                 return now
         return held
@@ -92,11 +96,13 @@ class Resident(Tensor):
     @property
     def memory(self) -> DeviceBuffer:
         """Where it lies. Whoever is told may write there and keep it, so `narrow` and `origin` are
-        forgotten."""
-        if self._storage.__class__ is InTurn:
-            self._storage.turns.end()
+        forgotten, and views have elements of their own."""
+        end_turns((self._storage,))
         self.narrow = self.origin = None
-        return self.storage
+        memory = self.storage
+        if is_shared(memory):
+            end_views(memory)
+        return memory
 
     @memory.setter
     def memory(self, memory: DeviceBuffer) -> None:
@@ -104,11 +110,12 @@ class Resident(Tensor):
 
     @property
     def place(self) -> int:  # type: ignore[override]
-        return self.storage.device.index
+        held = self._storage
+        return (held if held.__class__ is SharedView else self.storage).device.index
 
     @property
     def device(self) -> str:
-        return f"cuda:{self.storage.device.index}"
+        return f"cuda:{self.place}"
 
     @property
     def offloaded(self) -> bool:  # type: ignore[override]
@@ -154,6 +161,10 @@ class Resident(Tensor):
             return super().__getitem__(index)
         begin, end = rows
         rest = self._shape[1:]
+        shared = rows_of(self, rest if isinstance(index, int) else (end - begin, *rest),
+                         begin * stored_bytes(rest, self.dtype))
+        if shared is not None:
+            return shared
         made = Resident(rest if isinstance(index, int) else (end - begin, *rest), self.type,
                         self.storage.device.index)
         with self.storage.device.current():
@@ -192,6 +203,7 @@ class Resident(Tensor):
         ones. The first two pass DLPack."""
         if self.dtype.packed or self.scale is not None or self.dtype.name in dlpack.SPECIAL:
             raise AttributeError  # answered by __getattr__
+        export(self.memory)
         return {"shape": self._shape, "typestr": self.dtype.numpy.str, "version": 3,
                 "data": (self.memory.pointer, False), "strides": None, "stream": 1}
 
@@ -227,6 +239,8 @@ class Resident(Tensor):
         if stream not in (None, -1, *DEFAULT_STREAMS):
             follow(self.memory.device, stream, DEFAULT)
             memory = ReadOnStream(memory)
+        if not copy:
+            export(self.memory)
         given = dlpack.ExportedMemory(memory.pointer, self._shape, dense_strides(self._shape),
                                       self.dtype,
                                       here, copied=bool(copy))
@@ -241,6 +255,34 @@ class Resident(Tensor):
 
 
 PLAIN.add(Resident)
+MOST_KEPT = 16  # times the bytes of some rows that they may keep; more are copied
+FEW_BYTES = 1 << 20  # that may be kept by fewer
+
+
+def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
+    """A view of elements that lie one behind the other from a byte on; None where they are to be
+    copied: they begin where new memory would not, by which kernels are compiled, others may write
+    there, or they would keep much more memory than they are."""
+    memory = x._storage
+    if isinstance(memory, SharedView) and memory.chain is None:
+        memory = memory.base._storage
+    nbytes = stored_bytes(shape, x.dtype)
+    if type(memory) not in SHAREABLE:
+        return None
+    whole = memory.whole if type(memory) is BufferPart else memory
+    at = memory.pointer - whole.pointer + begin
+    if at % ALIGNED or not nbytes or is_exported(whole) or (
+            whole.nbytes > max(MOST_KEPT * nbytes, FEW_BYTES)):
+        return None
+    part = BufferPart(whole, at, nbytes)
+    made = Resident(shape, x.type, whole.device.index, part)
+    made._storage = SharedView(Resident(shape, x.type, whole.device.index, part), None, made)
+    return made
+
+
+ALIGNED = 256  # bytes at a multiple of which memory begins
+SHAREABLE = frozenset({PooledBuffer, DeviceBuffer, BufferPart})
+IN_PLACE = frozenset({InTurn, SharedView})  # of memory, which they tell
 
 
 class ReadOnStream:
@@ -351,6 +393,7 @@ def as_bytes(x: Tensor) -> Tensor:
     if isinstance(x, Resident):
         _need_rows(x.type, x.shape, "as_bytes")
         on = x.memory.device
+        export(x.memory)
         return Resident(shape, uint8, on.index, x.memory.lend(x.memory.nbytes))
     raw = np.ascontiguousarray(x.buffer).reshape(-1).view(np.uint8)
     return Tensor(raw.reshape(shape), uint8)
@@ -373,6 +416,7 @@ def from_bytes(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
     if isinstance(x, Resident):
         _need_rows(numeric, extents, "from_bytes")
         on = x.memory.device
+        export(x.memory)
         return Resident(extents, numeric, on.index, x.memory.lend(x.size))
     flat = np.ascontiguousarray(x.array).reshape(-1)
     if not numeric.dtype.packed:
@@ -400,5 +444,5 @@ def from_dlpack(x: Any) -> Tensor:
     return Tensor(array, as_type(array.dtype))
 
 
-__all__ = ["Resident", "adopted", "as_bytes", "bring", "from_bytes", "from_dlpack", "offload",
-           "on_gpu", "on_host"]
+__all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "bring", "from_bytes", "from_dlpack",
+           "offload", "on_gpu", "on_host"]

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -21,26 +21,34 @@ import numpy as np
 from .... import config, hooks
 from ....errors import ArgumentError, TraceError, UnsupportedTargetError, user_line
 from ....lazy_dataclass import dataclass
+from ....numerics import DType, NumericType
+from ....open_trace import trace_state
 from ....runtime.arrays import HOST
 from ....tensor import Tensor, as_tensor
+from ....tile.launch.memory_turns import InTurn
 from ....tile.launch.placement import chosen_gpu, gpu_number
 from ....tile.launch.resident import Resident, adopted, on_gpu
+from ....tile.launch.shared_views import SharedView, is_exported, whole_of
 from ... import tree
 from ...devices import place_typed, target_of
 from ...ir import Graph, Node
 from ...op import GraphOp
 from ...ops.random import RNG_KEY
-from ...placed_leaves import HERE
+from ...ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
+from ...placed_leaves import HERE, OURS
 from ...signature import Static, join_scales, leaf_tensors, split_result
-from ...trace import apply, aval_of, trace
+from ...trace import apply, aval_of, evaluate, trace
 from ...tree_code import unflattener
 from ...weak_numbers import leaf_of, number_of, number_type
 from .device import DeviceExecutable
+from .quick_calls import QuickCalls
 
 MOST = 1024  # programs that are kept: those used last
+VIEWS = {RESHAPE, TRANSPOSE, BROADCAST_TO}
+MOST_VIEWS = 8  # of views, before the elements are copied
 
 
-@dataclass
+@dataclass(eq=False)
 class EagerProgram:
     """A call compiled. rebuild: how its results are put together, see split_result."""
 
@@ -48,8 +56,22 @@ class EagerProgram:
     index: int
     out_tree: tree.TreeDef
     rebuild: list[Any]
+    _quick: QuickCalls | None = field(default=None, init=False)
 
-    @property
+    @functools.cached_property
+    def view(self) -> bool | None:
+        """Of what gives all elements of its operand in other extents, whether they keep their
+        order; None of others. A slice is none: where it begins is an attribute, and what reads it
+        would be compiled for each place."""
+        g, ops = self.graph, {n.op for n in self.graph.nodes}
+        if len(g.inputs) != 1 or g.captures or g.effects or not 0 < len(g.nodes) <= MOST_VIEWS or \
+                not self._bare:
+            return None
+        if not ops <= VIEWS:
+            return None
+        return all(o.memory.flat for o in ops)  # type: ignore[union-attr]
+
+    @functools.cached_property
     def draws(self) -> bool:
         return "random" in self.graph.effects
 
@@ -70,14 +92,65 @@ class EagerProgram:
             raise UnsupportedTargetError(err.message, where=err.where,
                                          hint="x.cpu() computes it on the host") from err
 
-    def run(self, operands: Sequence[Tensor]) -> Any:
-        if config.numerics == "off":
-            made = self.executable.tensors(operands)
-        else:
-            made = self._watched(operands)
+    def run(self, operands: Sequence[Any]) -> Any:
+        """operands: tensors, and floats."""
+        if self.view is not None and config.numerics == "off" and (
+                shared := self._shared(operands[0])) is not None:
+            return shared
+        given = self._there(operands)
+        quick = self._quick
+        made: Sequence[Tensor] | None = None
+        if quick is not None and quick.hold():
+            made = quick.run(given)
+        if made is None:
+            made = self._at_length(given)
+        return made[0] if self._bare else self._results(made)
+
+    def _at_length(self, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+        if config.numerics != "off":
+            return self._watched(operands)
+        made = self.executable.tensors(operands)
+        self._quick = QuickCalls.of(self.executable)
+        return made
+
+    @functools.cached_property
+    def _bare(self) -> bool:
+        """Whether it gives one tensor, as it is."""
+        return self.rebuild == ["tensor"] and self.out_tree.kind is None and \
+            not self._typed_places
+
+    def _there(self, operands: Sequence[Any]) -> Sequence[Tensor]:
+        """Numbers on the GPU too."""
+        if NUMBERS.isdisjoint(map(type, operands)):
+            return operands
+        return [x if type(x) is Resident else _programs.number(x, self.index) for x in operands]
+
+    def _results(self, made: Sequence[Tensor]) -> Any:
         if self._typed_places:
             made = list(map(place_typed, made))
         return self._put_together(join_scales(made, self.rebuild))
+
+    def _shared(self, x: Any) -> Resident | None:
+        """The view of an operand, which shares its memory; None where others may write there."""
+        held: Any = x._storage if type(x) is Resident else None
+        memory: Any = held.base._storage if type(held) is SharedView else held
+        if type(memory) not in OURS or x.type.dtype.packed or is_exported(whole_of(memory)):
+            return None
+        out, index = self.graph.outputs[0].aval, memory.device.index
+        shape: Any = out.shape
+        made = Resident(shape, out.type, index, memory)
+        base = Resident(shape if self.view else x._shape, x.type, index, memory)
+        made._storage = SharedView(base, None if self.view else self, made)
+        return made
+
+    def copy_of(self, base: Resident) -> Resident:
+        """What it gives, in memory of its own. A trace that is open asks for it, and is none of its
+        business."""
+        builder, trace_state.builder = trace_state.builder, None
+        try:
+            return self._results(self.executable.tensors([base]))
+        finally:
+            trace_state.builder = builder
 
     @functools.cached_property
     def _typed_places(self) -> bool:
@@ -106,13 +179,44 @@ class _State(threading.local):
 
 
 class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
-    """Programs by all that decides about one, those used longest ago first. quick: of calls by
-    position with tensors of one GPU, by what is seen at a glance; with the types, whose ids the
-    keys have."""
+    """Programs by all that decides about one, those used longest ago first.
+
+    quick: by what is seen of a call at a glance, see _form; with the types, whose ids the keys
+    have. None of calls of which values of floats decide: those are behind the key then.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.quick: dict[tuple, tuple[EagerProgram, list[Any]]] = {}
+        self.quick: dict[Any, tuple[EagerProgram | None, list[Any]]] = {}
+        self._numbers: dict[Any, Tensor] = {}
+
+    def number(self, x: float | Tensor, index: int) -> Tensor:
+        """A float, or a tensor on the host without axes, as data on the GPU: copied there once for
+        many calls. Others as they are."""
+        if type(x) is float:
+            key: Any = x or repr(x), index  # 0.0 == -0.0
+        elif type(x) is Tensor and not x._shape and x._scale is None:
+            key = x.array.tobytes(), x.type, x._name, index
+        else:
+            return x  # type: ignore[return-value]
+        made = self._numbers.get(key)
+        if made is None:
+            if len(self._numbers) >= MOST:
+                self._numbers.clear()
+            made = self._numbers[key] = on_gpu(leaf_of(x), index)
+        return made
+
+    def remember(self, form: Any, program: EagerProgram, seen: list[Any], used: int) -> None:
+        """seen: the operands at a glance. used: of how many the program is."""
+        floats = [x for x in seen if type(x) is float]
+        types = [x.type for x in seen if type(x) is not float]  # whose ids are in the form
+        if len(self.quick) >= MOST:
+            self.quick.clear()
+        if used == len(seen):
+            self.quick[form] = program, types
+        elif used == len(types):
+            self.quick[form] = None, types
+            self.quick[form, *map(repr, floats)] = program, types
 
 
 _state = _State()
@@ -129,10 +233,16 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """
     if _state.on_host:
         return fn(*args, **kwargs)
-    glance = None if kwargs else _glance(fn, args)
-    if glance is not None and (known := _programs.quick.get(glance)) is not None:
-        return known[0].run([a if type(a) is Resident else leaf_of(a) for a in args
-                             if type(a) is Resident or type(a) is float])
+    seen: list[Any] = []
+    form = _form(fn, args, kwargs, seen)
+    if form is not None and (known := _programs.quick.get(form)) is not None:
+        program, operands = known[0], seen
+        if program is None:
+            operands = [x for x in seen if type(x) is not float]
+            known = _programs.quick.get((form, *[repr(x) for x in seen if type(x) is float]))
+            program = None if known is None else known[0]
+        if program is not None:
+            return _run(program, name, fn, args, kwargs, operands)
     leaves, treedef = tree.flatten((args, kwargs))
     leaves = [adopted(x, name) for x in leaves]
     paths = zip(_paths(fn, args, kwargs, treedef), leaves, strict=True)
@@ -147,48 +257,88 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         key = on_gpu(kwargs["generator"].next_key(), index)
         return call(name, fn, args, {**kwargs, "generator": None, "key": key})
     program, operands = _Call(name, fn, leaves, treedef, index).find()
-    if program.draws:  # by a key of the program's stream, as on the host
-        if "key" not in inspect.signature(fn).parameters:  # a cast or a sum whose type draws
-            keyed, count = program.keyed
-            return keyed.run([*operands, *(on_gpu(hooks.next_key.get()(), index)
-                                           for _ in range(count))])
+    if form is not None:
+        _programs.remember(form, program, seen, len(operands))
+    return _run(program, name, fn, args, kwargs, operands)
+
+
+def _run(program: EagerProgram, name: str, fn: Callable, args: tuple, kwargs: dict[str, Any],
+         operands: Sequence[Any]) -> Any:
+    if not program.draws:
+        return program.run(operands)
+    # by a key of the program's stream, as on the host
+    index = program.index
+    if _takes_key(fn):
         key = on_gpu(hooks.next_key.get()(), index)
         return call(name, fn, args, {**kwargs, "key": key})
-    floats = sum(type(a) is float for a in args)
-    if glance is not None and len(operands) == floats + sum(type(a) is Resident for a in args):
-        _remember(glance, program, args)
-    return program.run(operands)
+    keyed, count = program.keyed  # a cast or a sum whose type draws
+    return keyed.run([*operands, *(on_gpu(hooks.next_key.get()(), index) for _ in range(count))])
 
 
-_GLANCED = (int, bool, str, type(None))
+@functools.lru_cache(MOST)
+def _takes_key(fn: Callable) -> bool:
+    return "key" in inspect.signature(fn).parameters
 
 
-def _glance(fn: Callable, args: tuple) -> tuple | None:
+NUMBERS = frozenset({float, Tensor})  # classes of operands that lie on the host
+_PLAIN = {int, bool, str, type(None), type(...)}
+_TYPES = (NumericType, DType)
+
+
+def _form(fn: Callable, args: tuple, kwargs: dict[str, Any], operands: list[Any]) -> tuple | None:
     """What is seen at a glance of a call whose arguments are tensors on a GPU, floats, which are
-    data, and attributes; None of any other."""
+    data, and attributes; None of any other. operands: is given the tensors and floats; in place of
+    a view that has no elements of its own, what it is a view of."""
     key: list[Any] = [fn, config.device, config.determinism]
-    for a in args:
-        kind = type(a)
-        if kind is Resident:
-            memory = a.held_now()
-            if a._scale is not None or type(memory) not in HERE or (
-                    a._name is not None and number_type(a) is not None):
-                return None
-            key += (a._shape, id(a.type), memory.device.index)
-        elif kind is float:
-            key.append(float)
-        elif kind in _GLANCED:
-            key += (kind, a)
-        else:
+    if not _note(args, key, operands):
+        return None
+    for name, value in kwargs.items():
+        key.append(name)
+        if not _note((value,), key, operands):
             return None
     return tuple(key)
 
 
-def _remember(glance: tuple, program: EagerProgram, args: tuple) -> None:
-    quick = _programs.quick
-    if len(quick) >= MOST:
-        quick.clear()
-    quick[glance] = program, [a.type for a in args if type(a) is Resident]
+def _note(values: Sequence[Any], key: list[Any], operands: list[Any]) -> bool:
+    for a in values:
+        kind = type(a)
+        if kind is Resident:
+            held = a._storage
+            if type(held) is SharedView:
+                if held.chain is not None:
+                    key.append(held.chain)
+                    a = held.base
+                held = held.base._storage
+            elif type(held) is InTurn:
+                held = a.held_now()
+            if type(held) not in HERE or a._scale is not None or (
+                    a._name is not None and number_type(a) is not None):
+                return False
+            key += (a._shape, id(a.type), held.device.index)
+            operands.append(a)
+        elif kind is float:
+            key.append(float)
+            operands.append(a)
+        elif kind in _PLAIN:
+            key += (kind, a)
+        elif kind is Tensor and not a._shape:
+            if a._scale is not None or number_type(a) is not None:
+                return False
+            key += (Tensor, id(a.type))
+            operands.append(a)
+        elif kind is tuple or kind is list:
+            key += (kind, len(a))
+            if not _note(a, key, operands):
+                return False
+        elif kind is slice:
+            key.append(slice)
+            if not _note((a.start, a.stop, a.step), key, operands):
+                return False
+        elif kind in _TYPES:
+            key.append(a)
+        else:
+            return False
+    return True
 
 
 def _made(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -236,33 +386,36 @@ class _Call:
         for floats in forms:
             data = [isinstance(x, Tensor | np.ndarray) or (floats and type(x) is float)
                     for x in self.leaves]
-            operands = [t for x, d in zip(self.leaves, data, strict=True) if d
-                        for t in leaf_tensors(x)]
-            key = self._key(data, operands)
+            given = [t for x, d in zip(self.leaves, data, strict=True) if d
+                     for t in leaf_tensors(x)]
+            operands, chains = [*map(_base, given)], [*map(_chain, given)]
+            key = self._key(data, operands, chains)
             with _lock:
                 known, program = key in _programs, _programs.get(key)
                 if known:
                     _programs.move_to_end(key)
             if not known:
-                program = self._compiled(data, operands, last=not floats)
+                program = self._compiled(data, operands, chains, last=not floats)
                 _keep(key, program)
             if program is not None:
                 return program, operands
         raise AssertionError("the last form raises what is wrong")
 
-    def _key(self, data: list[bool], operands: list[Tensor]) -> Any:
+    def _key(self, data: list[bool], operands: list[Tensor], chains: list[Any]) -> Any:
         statics = tuple(_frozen(x) for x, d in zip(self.leaves, data, strict=True) if not d)
         types = tuple((tuple(x.shape), x.type, number_type(x)) for x in operands)
-        return (self.identity, self.treedef, tuple(data), statics, types, self.index,
-                config.determinism)
+        return (self.identity, self.treedef, tuple(data), statics, types, tuple(chains),
+                self.index, config.determinism)
 
-    def _compiled(self, data: list[bool], operands: list[Tensor], last: bool
+    def _compiled(self, data: list[bool], operands: list[Tensor], chains: list[Any], last: bool
                   ) -> EagerProgram | None:
         """None where a value is needed of a float, which is no data then."""
         box: dict[str, Any] = {}
 
         def body(*tracers: Tensor) -> list[Tensor]:
-            it = zip(tracers, operands, strict=True)
+            viewed = [t if c is None else evaluate(c.graph, [t])[0]
+                      for t, c in zip(tracers, chains, strict=True)]
+            it = zip(viewed, operands, strict=True)
             values = []
             for x, d in zip(self.leaves, data, strict=True):
                 if not d:
@@ -289,6 +442,16 @@ class _Call:
             raise UnsupportedTargetError(
                 f"the values of its operands decide what is computed: {err.message}",
                 where=err.where, hint="x.cpu() computes it on the host") from err
+
+
+def _chain(x: Tensor) -> EagerProgram | None:
+    """What is to be done to the base of a view that has no elements of its own."""
+    held: Any = x._storage if type(x) is Resident else None
+    return held.chain if type(held) is SharedView else None
+
+
+def _base(x: Tensor) -> Tensor:
+    return x if _chain(x) is None else x._storage.base  # type: ignore[attr-defined]
 
 
 def _keep(key: Any, program: Any) -> None:

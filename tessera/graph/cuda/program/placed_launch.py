@@ -63,6 +63,17 @@ class PlacedLaunch:
         key = None if self.key is None else self.key()
         recipe.run(self.stream, pointers, (), self.stream != DEFAULT, key)
 
+    @property
+    def by_pointers(self) -> bool:
+        """Whether what is launched follows from the pointers alone: it draws nothing."""
+        return self._telling is None and self.key is None and self.stream == DEFAULT
+
+    def ready(self, pointers: tuple[int, ...]) -> Callable[..., None] | None:
+        """What launches it on arrays that begin there, (stream, *pointers), where that is known and
+        there is nothing to look at before."""
+        recipe = self._known.get(pointers)
+        return None if recipe is None or recipe.words[0] else recipe.quick
+
     def _new(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
         if len(self._known) >= KEPT:
             self._known.clear()
