@@ -22,6 +22,7 @@ from tessera.tile.ir.ir import SSAValue
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, TileType, Type, View
+from tessera.tile.ops.memory import require_inside
 
 MODES = ("store", "add")
 KINDS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
@@ -40,6 +41,12 @@ def shape_of(index: tuple[int, ...], attrs: Any) -> tuple[tuple[int, ...], int]:
 def positions_along(shape: Sequence[Any], attrs: Any) -> Any:
     """How many positions there are along `axis`, and the `merged` - 1 in front of it with it."""
     return prod(shape[attrs["axis"] + 1 - attrs.get("merged", 1):attrs["axis"] + 1])
+
+
+def single_indices(rank: int, attrs: Any) -> list[int]:
+    """The axes of the memory that have one index, which is neither a box nor positions."""
+    counted = range(attrs["axis"] + 1 - attrs.get("merged", 1), attrs["axis"] + 1)
+    return [a for a in range(rank) if a not in attrs["kept"] and a not in counted]
 
 
 def _require(place: Type, index: Type, what: str) -> TileType:
@@ -87,6 +94,8 @@ class _Found:
 def find_places(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found:
     """Where the elements of a tile lie that an index chooses, and which of them are there."""
     attr, axis = op.attr, op.attr["axis"]
+    for a in single_indices(len(offsets), attr):
+        require_inside(m, op, base.memory, a, offsets[a])
     start, size = np.asarray(offsets[axis], np.int64), positions_along(base.memory.shape, attr)
     at = [np.zeros((1, 1), np.int64) if a == axis else x for a, x in enumerate(offsets)]
     place = MemoryBox(base.memory, tuple(at), attr["box"], attr["kept"], base.stage)
