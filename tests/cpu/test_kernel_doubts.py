@@ -89,6 +89,20 @@ def test_a_run_that_is_checked_tells_what_may_be_meant(name):
     kernel(*arguments)  # without the checks nothing is said
 
 
+def test_rows_that_other_groups_store_are_no_gaps():
+    kernel = build("""
+@kernel(grid=(4,))
+def k(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    for m in tile.range(tile.group_id(0) * 8, M, 32):
+        y[m:m + 8, 0:N] = tile.load(x[m:m + 8, 0:N])
+""")["k"]
+    x, y = np.ones((70, 5), np.float32), np.zeros((70, 5), np.float32)
+    with warnings.catch_warnings(), config.scope(debug=True):
+        warnings.simplefilter("error")
+        kernel(x, y)
+    assert y.all()
+
+
 def test_results_in_the_same_memory_are_told():
     kernel = build("""
 @kernel

@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera.tile.frontend.constructs.conditions import condition
 from tessera.tile.frontend.tracer import KernelTracer, expression
-from tessera.tile.ir.handles import FText, Handle
+from tessera.tile.ir.handles import FText, Handle, LoopRange, describe
 
 
 @expression(ast.Constant)
@@ -21,12 +21,38 @@ def constant(t: KernelTracer, e: ast.Constant) -> Any:
 
 @expression(ast.Tuple)
 def tuple_literal(t: KernelTracer, e: ast.Tuple) -> Any:
-    return tuple(t.expr(x) for x in e.elts)
+    return tuple(items_of(t, e.elts))
 
 
 @expression(ast.List)
 def list_literal(t: KernelTracer, e: ast.List) -> Any:
-    return t.memory.stack_buffers([t.expr(x) for x in e.elts])
+    return t.memory.stack_buffers(items_of(t, e.elts))
+
+
+def items_of(t: KernelTracer, elements: list[ast.expr]) -> list[Any]:
+    """Items as they are written one after the other, (*shape, 4) and [*range(4)] among them."""
+    items: list[Any] = []
+    for e in elements:
+        if isinstance(e, ast.Starred):
+            items += starred_items(t, t.expr(e.value))
+        else:
+            items.append(t.expr(e))
+    return items
+
+
+def starred_items(t: KernelTracer, value: Any) -> list[Any]:
+    if isinstance(value, LoopRange):
+        value = constant_range(t, value)
+    if not isinstance(value, tuple | list | range):
+        t.fail(f"* of {describe(value)}", "it takes what has its items when the kernel is "
+               "compiled: a tuple, a list or a range of constants")
+    return [*value]
+
+
+def constant_range(t: KernelTracer, r: LoopRange) -> range:
+    """A range whose numbers become constants; named extents are ones of this specialisation."""
+    return range(*(t.ir.constant_int(v, "a number of a range that becomes a tuple")
+                   for v in (r.lo, r.hi, r.step)))
 
 
 @expression(ast.ListComp)
