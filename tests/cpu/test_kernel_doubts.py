@@ -103,6 +103,18 @@ def k(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
     assert y.all()
 
 
+def test_a_part_of_what_is_written_as_a_number_is_meant():
+    kernel = build("""
+@kernel
+def k(q: Tensor["M", 32, f32], cache: Tensor["T", 48, f32], y: Tensor["M", "T", f32]):
+    y[0:16, 0:16] = tile.load(q[0:16, :]) @ tile.load(cache[0:16, 0:32]).T
+""")["k"]
+    with warnings.catch_warnings(), config.scope(debug=True):
+        warnings.simplefilter("error")
+        kernel(np.ones((16, 32), np.float32), np.ones((16, 48), np.float32),
+               np.zeros((16, 16), np.float32))
+
+
 def test_results_in_the_same_memory_are_told():
     kernel = build("""
 @kernel

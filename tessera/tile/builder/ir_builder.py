@@ -259,7 +259,9 @@ class IRBuilder:
         if isinstance(x, Handle) or is_number(x):
             return x
         self.fail(f"{describe(x)} cannot be computed with at run time",
-                  "numbers, scalars and tiles can")
+                  "arrays are arguments of the kernel, and so is this one: w: ts.Tensor[...], then "
+                  "ts.tile.load(w[0:64])" if hasattr(x, "__array__") or hasattr(x, "__dlpack__")
+                  else "numbers, scalars and tiles can")
 
     def truth(self, x: Any) -> Any:
         """Whether a number, or each element of a tile, is not 0."""

@@ -430,8 +430,8 @@ def _require_sums(t: KernelTracer, before: list[ast.stmt], inner: list[ast.stmt]
     for s in results:
         if _reads(s.value, touched - {name}) and not _reads(s.value, kept):
             t.position.node = s
-            t.fail(f"{name} is a loop here, since nothing is written along {dim}, and the result is "
-                   "of one of its blocks",
+            t.fail(f"{name} is a loop here, since nothing is written along {dim}, and the result "
+                   "is of one of its blocks",
                    f"store each block, y[..., {name}:{name}+B] = t with y as an argument, or read "
                    f"the whole axis, 0:{dim}")
 

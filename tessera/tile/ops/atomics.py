@@ -39,7 +39,8 @@ def _once(types: Any) -> bool:
 def _require_kind(place: Any, kind: str) -> None:
     """Memory whose elements can be updated so."""
     if kind in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
-        raise RuleError(f"atomic_{kind} works on integers, got {place}")
+        raise RuleError(f"atomic_{kind} works on integers, got {place}",
+                        "let it be of ts.i32 or ts.uint32")
     if place.dtype.packed:
         raise RuleError(f"an atomic on {place}: elements of less than a byte share a word")
 

@@ -213,7 +213,8 @@ def _taken_rule(types: Any, attrs: Any) -> TileType:
     if place.dtype.packed:
         raise RuleError(f"an atomic on {place}: elements of less than a byte share a word")
     if attrs["kind"] in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
-        raise RuleError(f"atomic_{attrs['kind']} works on integers, got {place}")
+        raise RuleError(f"atomic_{attrs['kind']} works on integers, got {place}",
+                        "let it be of ts.i32 or ts.uint32")
     if not isinstance(value, TileType) or value.shape != index.shape:
         raise RuleError(f"an atomic of {value} at {index}: one number is needed for each position",
                         "a number for all of them, or a tile of their shape")
