@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.lazy_dataclass import dataclass
-from tessera.numerics import i32, i64
+from tessera.numerics import bool_, i32, i64
 from tessera.tile.builder.edge_masks import Along, mask_edge, mask_listed, refuse
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.async_copies import wide
@@ -53,6 +53,9 @@ def _require(place: Type, index: Type, what: str) -> TileType:
     if not isinstance(place, GlobalTensor | Buffer) or place.space == "register":
         raise RuleError(f"{what} works on a tensor or shared memory, got {place}",
                         "elements of an array in registers: r[i]")
+    if isinstance(index, TileType) and index.dtype is bool_:
+        raise RuleError(f"{what} at {index}, a condition and no positions", "choose element by "
+                        "element: y[0:64] = ts.tile.where(c, t, ts.tile.load(y[0:64]))")
     if not isinstance(index, TileType) or index.dtype.kind not in ("int", "uint"):
         raise RuleError(f"{what} needs a tile of integers as its index, got {index}",
                         "one element for each lane: x[i]; a box at a number: x[i:i+64]")

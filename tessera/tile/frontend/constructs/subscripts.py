@@ -18,7 +18,8 @@ from tessera.tile.ops.indexed import gather_of
 @expression(ast.Slice)
 def axis_slice(t: KernelTracer, e: ast.Slice) -> Any:
     if e.step is not None:
-        t.fail("a slice with a step", "views are boxes without gaps: x[a:a+64]")
+        t.fail("a slice with a step", "views are boxes without gaps: x[a:a+64]; of "
+               "elements apart, the ones at positions: x[2 * ts.tile.arange(64)]")
     lower, upper, read = _read_once(t, e)
     t.env.update(read)
     made = AxisSlice(t.expr(lower) if lower else None, t.expr(upper) if upper else None,
@@ -172,6 +173,9 @@ def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
     whole = [p for p in parts if p is not None]
     plain = all(_known(p) or isinstance(p, AxisSlice) and p.lo is None and p.hi is None
                 for p in whole)
+    if any(isinstance(p, Handle) and p.type.dtype is bool_ for p in whole):
+        t.fail(f"the part of {describe(x)} where a condition holds", "its size would not be known: "
+               "choose element by element, ts.tile.where(c, t, 0.0)")
     if not plain or len(whole) != rank:
         t.fail(f"an element or part of {describe(x)}",
                "a tile lives in registers: t[:, None], t[None, :], and t[:, 0] at a place that is "
