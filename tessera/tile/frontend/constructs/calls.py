@@ -68,6 +68,8 @@ def argument(t: KernelTracer, f: Any, e: ast.expr, place: bool) -> Any:
 def call(t: KernelTracer, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(f, TileOp):
         return t.call_op(f, args, kwargs)
+    if f is round and not any(map(has_run_time, (*args, *kwargs.values()))):
+        return t.ir.call_python(lambda: round(*args, **kwargs))  # an int, as math.floor gives one
     if is_hashable(f) and f in BUILTINS:
         return t.call_op(OPS[BUILTINS[f]], args, kwargs)
     if any(f is s for s in SEQUENCES) and not kwargs:
