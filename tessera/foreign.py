@@ -162,7 +162,8 @@ TILE: Mapping[str, str] = {
     "make_block_ptr": "a slice: x[m:m+64, k:k+32]", "make_tensor_descriptor":
     "a slice: x[m:m+64, k:k+32]", "advance": "a slice with another origin: x[m:m+64, k:k+32]",
     "constexpr": "a keyword-only parameter, or one annotated int", "static_range":
-    "range of constants", "matmul": "ts.tile.dot(a, b)", "sum": "ts.tile.row_sum(t), "
+    "for i in tuple(range(4)), whose iterations are written out",
+    "matmul": "ts.tile.dot(a, b)", "sum": "ts.tile.row_sum(t), "
     "ts.tile.col_sum(t) or ts.tile.reduce_sum(t)", "max": "ts.tile.row_max(t) or "
     "ts.tile.reduce_max(t)", "min": "ts.tile.row_min(t) or ts.tile.reduce_min(t)",
     "trans": "t.T", "permute": "t.T", "to": "ts.tile.cast(t, dtype)", "expand_dims":

@@ -89,6 +89,32 @@ def test_a_run_that_is_checked_tells_what_may_be_meant(name):
     kernel(*arguments)  # without the checks nothing is said
 
 
+def test_rows_that_other_groups_store_are_no_gaps():
+    kernel = build("""
+@kernel(grid=(4,))
+def k(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    for m in tile.range(tile.group_id(0) * 8, M, 32):
+        y[m:m + 8, 0:N] = tile.load(x[m:m + 8, 0:N])
+""")["k"]
+    x, y = np.ones((70, 5), np.float32), np.zeros((70, 5), np.float32)
+    with warnings.catch_warnings(), config.scope(debug=True):
+        warnings.simplefilter("error")
+        kernel(x, y)
+    assert y.all()
+
+
+def test_a_part_of_what_is_written_as_a_number_is_meant():
+    kernel = build("""
+@kernel
+def k(q: Tensor["M", 32, f32], cache: Tensor["T", 48, f32], y: Tensor["M", "T", f32]):
+    y[0:16, 0:16] = tile.load(q[0:16, :]) @ tile.load(cache[0:16, 0:32]).T
+""")["k"]
+    with warnings.catch_warnings(), config.scope(debug=True):
+        warnings.simplefilter("error")
+        kernel(np.ones((16, 32), np.float32), np.ones((16, 48), np.float32),
+               np.zeros((16, 16), np.float32))
+
+
 def test_results_in_the_same_memory_are_told():
     kernel = build("""
 @kernel

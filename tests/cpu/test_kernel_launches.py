@@ -129,6 +129,25 @@ def test_groups_that_nobody_counts_reach_the_end(body, rng):
     assert np.array_equal(y, 2 * x)
 
 
+def sums_of_groups(x: Tensor["N", f32], y: Tensor["G", f32]):
+    g = tile.group_id()
+    y[g] = tile.reduce_sum(tile.load(x[g*64:g*64+64]))
+
+
+def added_by_groups(x: Tensor["N", f32], y: Tensor["G", f32]):
+    g = tile.group_id()
+    tile.atomic_add(y, g, tile.reduce_sum(tile.load(x[g*64:g*64+64])))
+
+
+@pytest.mark.parametrize("body", [sums_of_groups, added_by_groups])
+def test_groups_alone_are_as_many_as_begin_there(body, rng):
+    """The largest extent asks for threads, and here are none that are numbered."""
+    x = rng.standard_normal(333).astype(np.float32)
+    y = np.zeros(6, np.float32)
+    ts.kernel(body)(x, y)
+    assert np.allclose(y, np.pad(x, (0, 51)).reshape(6, 64).sum(1), atol=1e-4)
+
+
 def test_groups_that_are_too_few_are_told_by_a_checked_run(rng):
     x = rng.standard_normal((37, 5), np.float32)
     k = ts.kernel(blocks_of_groups)

@@ -9,7 +9,8 @@ from corpus import Program
 from kernels.corpus import read
 from tessera import config
 
-WRONG, RACY, CORRECT = read("wrong"), read("racy"), read("correct")
+WRONG, RACY = read("wrong"), read("racy")
+CORRECT, ALGORITHMS = read("correct"), read("algorithms")
 
 
 def name_of(program: Program) -> str:
@@ -43,7 +44,7 @@ def test_a_racy_kernel(program, pytestconfig):
     check(program, error_of(program, pytestconfig.option.seed))
 
 
-@pytest.mark.parametrize("program", CORRECT, ids=name_of)
+@pytest.mark.parametrize("program", CORRECT + ALGORITHMS, ids=name_of)
 def test_a_correct_kernel(program, pytestconfig):
     with config.scope(debug=True):
         program.run(pytestconfig.option.seed)
@@ -58,5 +59,5 @@ def test_without_debug_nothing_is_checked(name, pytestconfig):
 
 def test_the_corpora_are_large_and_without_repetition():
     assert len(WRONG) >= 40 and len(RACY) >= 20 and len(CORRECT) >= 30
-    for programs in (WRONG, RACY, CORRECT):
+    for programs in (WRONG, RACY, CORRECT + ALGORITHMS):
         assert len({p.name for p in programs}) == len(programs)

@@ -211,6 +211,21 @@ def k(x: Tensor["n", f32]):
     assert sites.count("index {} is outside of 'x': axis 0 has extent {}") == 3
 
 
+@pytest.mark.parametrize("access", [
+    "x[0:8] = tile.gather(A[row, :], at)", "tile.scatter(A[row, :], at, tile.ones((8,)))",
+    "tile.scatter(A[row, :], at, tile.ones((8,)), mode='add')", "A[row, at] = tile.ones((8,))"])
+def test_checked_positions_report_the_row_that_they_lie_in(access):
+    source = f"""
+@kernel
+def k(A: Tensor["M", "N", f32], x: Tensor["n", f32], p: Tensor["n", i32], row: i32):
+    at = tile.load(p[0:8])
+    {access}
+"""
+    arguments = np.zeros((4, 16), np.float32), X, np.zeros(300, np.int32), 1
+    sites = [s[1] for s in made(source, *arguments, checked=True).emitted.sites]
+    assert sites == ["index {} is outside of 'A': axis 0 has extent {}"]
+
+
 def test_arrays_of_a_lane_become_registers_where_indices_are_constant():
     source = """
 @kernel

@@ -310,3 +310,17 @@ def test_what_a_loop_adds_up_is_reduced_behind_it(lanes, rng):
                    target="sm_90", rtol=1e-5, atol=1e-4)
     (loop,) = [n for n in walk(made.function.body) if isinstance(n, For)]
     assert [n for n in walk(loop.body) if isinstance(n, Op) and "reduce" in n.name]
+
+
+@ts.kernel
+def whole(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32], B=4096):
+    y[0:B, 0:B] = tile.load(x[0:B, 0:B]) * 2.0
+
+
+def test_a_tile_of_many_times_the_registers_is_refused_before_it_is_compiled():
+    """ptxas did not end for it."""
+    x = np.zeros((8, 8), np.float32)
+    with pytest.raises(ts.TesseraError, match=r"whole: tile<4096x4096 x f32> takes 67108864 bytes "
+                       r"of registers, a multiprocessor has 262144 on sm_90a") as info:
+        compiled(whole, x, x, target="sm_90a")
+    assert "y[0:B, 0:B] = tile.load" in str(info.value) and "in blocks" in str(info.value)

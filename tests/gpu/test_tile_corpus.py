@@ -52,6 +52,23 @@ def test_a_correct_program(program, pytestconfig, capsys):
         np.testing.assert_allclose(there[name], want, rtol=rtol, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("program", read("algorithms"), ids=name_of)
+def test_an_algorithm(program, debug, pytestconfig, monkeypatch):
+    """Each compares its results with NumPy's of f64 itself: its arrays lie on the host."""
+    run = Kernel.run
+
+    def run_there(kernel, launch, args, kwargs, stream=None, target=None, key=None):
+        return run(kernel, launch, args, kwargs, stream, "cuda", key)
+
+    monkeypatch.setattr(Kernel, "run", run_there)
+    with config.scope(device="cpu", debug=debug):
+        names = program.run(pytestconfig.option.seed)
+        device().synchronize()
+    kernels = [v for v in names.values() if isinstance(v, Kernel)]
+    assert kernels and all(k.images for k in kernels)  # they ran on the GPU
+
+
 def check(program: Program, seed: int) -> None:
     with config.scope(device="cuda", debug=True), pytest.raises(ts.TesseraError) as info:
         program.run(seed)

@@ -14,6 +14,7 @@ tile = ts.tile
 rng = np.random.default_rng(seed)
 def floats(*shape): return rng.standard_normal(shape).astype(np.float32)
 def halves(*shape): return ts.tensor(floats(*shape), "bf16")
+def wide(x): return np.asarray(ts.cast(x, f32) if isinstance(x, ts.Tensor) else x).astype(float)
 x, y = floats(300), floats(300)
 A, B, C = floats(70, 50), floats(50, 90), np.zeros((70, 90), np.float32)
 """

@@ -424,8 +424,9 @@ class KernelLoop:
         """A value of each iteration as one of all."""
         m, shape = self.m, shape_of(self.node.carried[i].type)
         if all(isinstance(x, np.ndarray) for x in rows):
-            full = np.broadcast_shapes((m.count,), *(x.shape[:1] for x in rows))
-            known = np.stack([np.broadcast_to(x, (*full, *x.shape[1:])) for x in rows], axis=1)
+            first = (m.count, *(1,) * (rows[0].ndim - 1))  # a number may come to differ by lanes
+            full = np.broadcast_shapes(first, *(x.shape for x in rows))
+            known = np.stack([np.broadcast_to(x, full) for x in rows], axis=1)
             return known.reshape(-1, *known.shape[2:])
         if any(isinstance(x, BlockedTile) for x in rows) and not any(
                 isinstance(x, Tensor) for x in rows):

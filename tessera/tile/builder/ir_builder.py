@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from tessera.numerics import DType, bool_, f32, i32, i64, uint64
 from tessera.tile.builder.edge_facts import EdgeFacts
 from tessera.tile.builder.edge_masks import within
-from tessera.tile.builder.rules import integers, logical, promote
+from tessera.tile.builder.rules import compute_dtype, integers, logical, promote, shifted
 from tessera.tile.builder.source_position import SourcePosition
 from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.ir.affine import Form
@@ -201,10 +201,22 @@ class IRBuilder:
             return xs[1]
         first = 1 if name == "where" else 0
         dtype = self.promoted(xs[first:], name)
-        if OPS[name].rule is integers:
+        if OPS[name].rule is shifted and all(isinstance(x, Handle) and (
+                x.type.dtype.kind != "float") for x in xs):
+            return self.emit(name, self._shift(*xs), hint)
+        if OPS[name].rule in (integers, shifted):
             self._require_bits(xs)
         same = [self.to(x, dtype) for x in xs[first:]]
         return self.emit(name, [*xs[:first], *same], hint)
+
+    def _shift(self, x: Handle, by: Handle) -> list[Handle]:
+        """What is shifted keeps its type: uint32 << int32 is uint32. A number of bits below 0 stays
+        outside of 0..bits - 1 as an unsigned number of the same bits."""
+        dtype = compute_dtype(x.type.dtype)
+        if dtype.kind == "uint" and by.type.dtype.kind == "int":
+            by = self.cast(by, i64 if dtype.bits == 64 else i32)
+            by = self.emit("with_bits", [by], self.hint(by), dtype=dtype)
+        return [self.cast(x, dtype), self.cast(by, dtype)]
 
     def _require_bits(self, xs: Sequence[Any]) -> None:
         """uint64 beside a signed number would go through int64, and lose what that does not
@@ -247,7 +259,9 @@ class IRBuilder:
         if isinstance(x, Handle) or is_number(x):
             return x
         self.fail(f"{describe(x)} cannot be computed with at run time",
-                  "numbers, scalars and tiles can")
+                  "arrays are arguments of the kernel, and so is this one: w: ts.Tensor[...], then "
+                  "ts.tile.load(w[0:64])" if hasattr(x, "__array__") or hasattr(x, "__dlpack__")
+                  else "numbers, scalars and tiles can")
 
     def truth(self, x: Any) -> Any:
         """Whether a number, or each element of a tile, is not 0."""

@@ -4,7 +4,8 @@ Arithmetic on floats of at most 32 bits is done in f32, with an f64 operand in f
 fewer than 32 bits in int32; two integers give the wider, and int64 where signs differ. Beside
 unsigned numbers of 32 or 64 bits those of fewer, and bools, are unsigned: uint32 ^ uint8 is uint32.
 Else a bool counts as int32. Bits of uint64 and of signed integers have no type that holds both. A
-literal takes the type of the other operand: a float literal beside an integer is f32. """
+literal takes the type of the other operand: a float literal beside an integer is f32. A shift has
+the type of what is shifted, whatever the type of the number of bits. """
 
 from __future__ import annotations
 
@@ -99,6 +100,11 @@ def integers(types: Sequence[Type], attrs: dict[str, Any]) -> Type:
                         "cast it: int(x), or ts.tile.cast(x, ts.i32); comparisons stand in "
                         "brackets: (x > 0) & (x < 1)")
     return out
+
+
+def shifted(types: Sequence[Type], attrs: dict[str, Any]) -> Type:
+    """integers; a rule of its own, since the operands' types are not promoted together."""
+    return integers(types, attrs)
 
 
 def floats(types: Sequence[Type], attrs: dict[str, Any]) -> Type:

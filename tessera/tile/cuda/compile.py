@@ -30,13 +30,15 @@ from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.reduce_behind import reduce_behind_loops
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
-from tessera.tile.ir.ir import Function, Op, Param, SSAValue, walk
+from tessera.tile.ir.ir import Function, Op, Param, SSAValue, outs_of, walk
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.ir.types import Buffer
+from tessera.tile.ir.types import Buffer, TileType
 from tessera.tile.passes.integer_facts import Knowledge
+from tessera.tile.passes.operation_counts import tile_bytes
 
 # Groups of fewer lanes share a multiprocessor, so that one multiplies while another waits.
 FULL_LANES = 256
+MOST_REGISTER_FILES = 16  # of the registers of a multiprocessor that one tile may take
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
     """Warpgroups that specialise where the target has that form and the function fits it; else
     groups of `lanes` threads, whose matmuls are by mma.sync or by threads. A note says why. The
     library's gradient of attention in turn has a form of its own."""
+    require_registers(function, target)
     function = pick_elements(function)
     pairs = None if checked else emit_in_turn(function, target, facts)
     if pairs is not None:
@@ -254,6 +257,20 @@ def emit(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
         if asked is not None or used < 2 or stages is not None and used > stages:  # the user's own
             raise too_much_shared(lowered, emitted.shared_bytes, target, most)
         stages = used - 1
+
+
+def require_registers(function: Function, target: Target) -> None:
+    """Raises for a tile of more than so many times the registers of a multiprocessor: ptxas takes
+    25 s for one of 4 MiB, with 8 KB of each thread kept in memory, and does not end for 64 MiB."""
+    most = MOST_REGISTER_FILES * 4 * target.generation.registers
+    for node in walk(function.body):
+        for d in outs_of(node):
+            if isinstance(d.type, TileType) and tile_bytes(d.type) > most:
+                raise UnsupportedTargetError(
+                    f"{function.name}: {d.type} takes {tile_bytes(d.type)} bytes of registers, a "
+                    f"multiprocessor has {4 * target.generation.registers} on {target}",
+                    where=node.where, hint="use a smaller tile; go over a large array in blocks, "
+                    "by tile_m or for m in range(0, M, 64)")
 
 
 def too_much_shared(function: Function, shared_bytes: int, target: Target,

@@ -395,7 +395,8 @@ def _serial(t: KernelTracer, body: list[ast.stmt], name: str, dim: str,
             last = max(last, i)
             touched |= _changes(s)
     inner = body[first:last + 1]
-    _require_sums(t, body[:first], inner, name, dim, touched)
+    results = [s for s in body[first:] if isinstance(s, ast.Assign) and _is_result(s)]
+    _require_sums(t, body[:first], inner, results, name, dim, touched)
     barrier = ast.Expr(ast.Call(ast.Name("__barrier", ast.Load()), [], []))
     call = ast.Call(ast.Name("range", ast.Load()),
                     [ast.Constant(0), ast.Name(dim, ast.Load()), ast.Constant(size)], [])
@@ -408,8 +409,8 @@ def _serial(t: KernelTracer, body: list[ast.stmt], name: str, dim: str,
     return [*copy.copy(body[:first]), loop, *body[last + 1:]]
 
 
-def _require_sums(t: KernelTracer, before: list[ast.stmt], inner: list[ast.stmt], name: str,
-                  dim: str, touched: set[str]) -> None:
+def _require_sums(t: KernelTracer, before: list[ast.stmt], inner: list[ast.stmt],
+                  results: list[ast.Assign], name: str, dim: str, touched: set[str]) -> None:
     """What the loop over blocks stores at one place goes on from block to block: a value that has
     nothing of the blocks before would leave the last one's."""
     kept = set().union(*map(_changes, before)) & set().union(*map(_changes, inner))
@@ -426,6 +427,13 @@ def _require_sums(t: KernelTracer, before: list[ast.stmt], inner: list[ast.stmt]
             t.fail(f"{name} is a loop here, since nothing is written along {dim}, and each block "
                    f"writes the same elements: the last one's would stay",
                    f"add up, acc += ... with acc from before, or read the whole axis, 0:{dim}")
+    for s in results:
+        if _reads(s.value, touched - {name}) and not _reads(s.value, kept):
+            t.position.node = s
+            t.fail(f"{name} is a loop here, since nothing is written along {dim}, and the result "
+                   "is of one of its blocks",
+                   f"store each block, y[..., {name}:{name}+B] = t with y as an argument, or read "
+                   f"the whole axis, 0:{dim}")
 
 
 def _is_result(s: ast.Assign) -> bool:

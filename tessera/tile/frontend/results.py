@@ -137,8 +137,10 @@ def return_number(t: KernelTracer, i: int, value: Any) -> tuple[str, str]:
     value = t.ir.value_of(value)
     kind = t.spec.results[i] if t.spec.results else None
     if isinstance(value, Handle) and not isinstance(value.type, Scalar):
+        named = ", ".join(f'"{d}"' for d in "MNKLPQRS"[:len(getattr(value.type, "shape", "MN"))])
         t.fail(f"the kernel returns {describe(value)}",
-               'annotate the result: -> ts.Tensor["M", "N", ts.f32]')
+               f"annotate the result: -> ts.Tensor[{named}, ts.{value.type.dtype}]; several are a "
+               "tuple, -> tuple[ts.Tensor[...], ts.Tensor[...]]")
     if kind is None:
         t.fail("the kernel returns a number and has no annotation for it",
                "annotate it: def kernel(...) -> ts.f32, or -> tuple[ts.f32, ts.f32] for two")

@@ -126,7 +126,10 @@ def _constant(value: Any, annotation: Any, what: str, default: Any) -> Any:
                          hint=_number_in(value))
     if not _is_number(value):
         raise DTypeError(f"{what} is a compile-time parameter: a number, text, dtype or function, "
-                         f"got {type(value).__name__}", where=user_line())
+                         f"got {type(value).__name__}", where=user_line(),
+                         hint=f'annotate it, {what.split()[-1]}: ts.Tensor["N", ts.f32]'
+                         if hasattr(value, "__array__") or hasattr(value, "__dlpack__") else
+                         "pass its numbers one by one")
     return math.nan if value != value else value  # one NaN: it is compared with that of other calls
 
 

@@ -159,10 +159,14 @@ def _guards(function: Function, bound: Bound, base: str, lanes: int | None = Non
 
 
 def _elements(function: Function, bound: Bound, lanes: int) -> int:
-    """Lanes of a launch whose lanes are numbered: for the largest extent, and for every guard."""
+    """Lanes of a launch whose lanes are numbered: for the largest extent, and for every guard. A
+    kernel that numbers its groups alone has as many as what begins at their numbers asks for."""
+    groups = [a.lanes * lanes for a in _guards(function, bound, "group_id", lanes)]
+    if groups and not any(isinstance(n, Op) and OPS[n.name].family == "ids" and (
+            OPS[n.name].by_thread) for n in walk(function.body)):
+        return max(groups)
     asked = [a.lanes for a in _guards(function, bound, "linear_id", lanes)]
-    asked += [a.lanes * lanes for a in _guards(function, bound, "group_id", lanes)]
-    return max([*bound.texts.values(), *asked], default=1)
+    return max([*bound.texts.values(), *asked, *groups], default=1)
 
 
 def scalars_in_grid(function: Function, bound: Bound) -> frozenset[str]:

@@ -106,6 +106,10 @@ class Kernel(Kernel_):
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise TileError(f"{self.fn.__name__} takes {p}: kernels have named parameters",
                                 where=self.source.site(self.source.tree))
+        if next(iter(self.given.parameters), "") == "self":
+            raise TileError(f"{self.fn.__qualname__} is a method: a kernel has no object",
+                            where=self.source.site(self.source.tree),
+                            hint="write it as a function, and call it in the method")
         for name in sorted((self.overwrites | self.counters) - set(self.given.parameters)):
             use = "overwrite" if name in self.overwrites else "count in"
             raise ArgumentError(f"{self.fn.__name__} has no parameter {name!r} to {use}",

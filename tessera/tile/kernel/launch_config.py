@@ -74,7 +74,10 @@ def _shown(groups: Any) -> str:
 def lanes_given(lanes: Any) -> int | None:
     """Raises ArgumentError for what is no number of lanes."""
     if lanes is not None and (not isinstance(lanes, int | np.integer) or lanes < 1):
-        raise ArgumentError(f"lanes of a launch is a number >= 1, got {lanes!r}", where=user_line())
+        hint = ("lanes have no axes: k[(2, 1, 1), 32], and a thread's place is computed, "
+                "ts.tile.local_id() % 8") if isinstance(lanes, tuple) else None
+        raise ArgumentError(f"lanes of a launch is a number >= 1, got {lanes!r}",
+                            where=user_line(), hint=hint)
     return None if lanes is None else int(lanes)
 
 

@@ -39,7 +39,8 @@ def _once(types: Any) -> bool:
 def _require_kind(place: Any, kind: str) -> None:
     """Memory whose elements can be updated so."""
     if kind in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
-        raise RuleError(f"atomic_{kind} works on integers, got {place}")
+        raise RuleError(f"atomic_{kind} works on integers, got {place}",
+                        "let it be of ts.i32 or ts.uint32")
     if place.dtype.packed:
         raise RuleError(f"an atomic on {place}: elements of less than a byte share a word")
 
@@ -208,16 +209,24 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
                         and isinstance(target.type, View)):
             t.fail(f"{name}(release=True) is of one element, for other groups",
                    "barrier() orders what a group writes for itself")
-        if isinstance(target, Handle) and isinstance(target.type, View):
+        at_positions = any(isinstance(i, Handle) and isinstance(i.type, TileType)
+                           for i in (index if isinstance(index, tuple | list) else (index,)))
+        if isinstance(target, Handle) and isinstance(target.type, View) and not (
+                at_positions and value is not None):
             tile = index if value is None else value
+            if index is not None and value is not None:
+                t.fail(f"{name} at {describe(index)} of {target.type}: a box is updated whole",
+                       f"one element is the tensor's, of a row x[m] too: ts.tile.{name}(x[m], i, "
+                       "value)")
             if not isinstance(tile, Handle) or not isinstance(tile.type, TileType):
-                t.fail(f"{name} into a box needs a tile, got {describe(tile)}")
+                t.fail(f"{name} into a box needs a tile, got {describe(tile)}",
+                       f"ts.tile.full({target.type.shape}, {describe(tile)})"
+                       if is_number(tile) else None)
             tile = t.memory.storable(tile, target.type.dtype, target)
             return t.ir.emit("atomic_tile", [target, tile], kind=kind, scope=scope)
         if value is None:
             t.fail(f"{name} needs an index and a value", f"ts.tile.{name}(x, index, value)")
-        if any(isinstance(i, Handle) and isinstance(i.type, TileType)
-               for i in (index if isinstance(index, tuple | list) else (index,))):
+        if at_positions:
             if release:
                 t.fail(f"{name}(release=True) is of one element", "release at a number, or with "
                        "each lane's own")

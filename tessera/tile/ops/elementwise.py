@@ -102,9 +102,9 @@ _binary("bitand", "x & y", np.bitwise_and, rules.integers, samples=(_ints,), tot
 _binary("bitor", "x | y", np.bitwise_or, rules.integers, samples=(_ints,), total=True)
 _binary("bitxor", "x ^ y", np.bitwise_xor, rules.integers, samples=(_ints,), total=True)
 _binary("shl", "x << y; 0 where y is outside of 0..bits - 1", np.left_shift,
-        rules.integers, samples=(_ints,))
+        rules.shifted, samples=(_ints,))
 _binary("shr", "x >> y, keeping the sign; all sign where y is outside of 0..bits - 1",
-        np.right_shift, rules.integers, samples=(_ints,),
+        np.right_shift, rules.shifted, samples=(_ints,),
         least=_not_negative)
 _binary("lt", "x < y", np.less, rules.comparison, total=True, exact=True)
 _binary("le", "x <= y", np.less_equal, rules.comparison, total=True, exact=True)

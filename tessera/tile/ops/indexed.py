@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.lazy_dataclass import dataclass
-from tessera.numerics import i32, i64
+from tessera.numerics import bool_, i32, i64
 from tessera.tile.builder.edge_masks import Along, mask_edge, mask_listed, refuse
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.async_copies import wide
@@ -22,6 +22,7 @@ from tessera.tile.ir.ir import SSAValue
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, TileType, Type, View
+from tessera.tile.ops.memory import require_inside
 
 MODES = ("store", "add")
 KINDS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
@@ -42,10 +43,19 @@ def positions_along(shape: Sequence[Any], attrs: Any) -> Any:
     return prod(shape[attrs["axis"] + 1 - attrs.get("merged", 1):attrs["axis"] + 1])
 
 
+def single_indices(rank: int, attrs: Any) -> list[int]:
+    """The axes of the memory that have one index, which is neither a box nor positions."""
+    counted = range(attrs["axis"] + 1 - attrs.get("merged", 1), attrs["axis"] + 1)
+    return [a for a in range(rank) if a not in attrs["kept"] and a not in counted]
+
+
 def _require(place: Type, index: Type, what: str) -> TileType:
     if not isinstance(place, GlobalTensor | Buffer) or place.space == "register":
         raise RuleError(f"{what} works on a tensor or shared memory, got {place}",
                         "elements of an array in registers: r[i]")
+    if isinstance(index, TileType) and index.dtype is bool_:
+        raise RuleError(f"{what} at {index}, a condition and no positions", "choose element by "
+                        "element: y[0:64] = ts.tile.where(c, t, ts.tile.load(y[0:64]))")
     if not isinstance(index, TileType) or index.dtype.kind not in ("int", "uint"):
         raise RuleError(f"{what} needs a tile of integers as its index, got {index}",
                         "one element for each lane: x[i]; a box at a number: x[i:i+64]")
@@ -87,6 +97,8 @@ class _Found:
 def find_places(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found:
     """Where the elements of a tile lie that an index chooses, and which of them are there."""
     attr, axis = op.attr, op.attr["axis"]
+    for a in single_indices(len(offsets), attr):
+        require_inside(m, op, base.memory, a, offsets[a])
     start, size = np.asarray(offsets[axis], np.int64), positions_along(base.memory.shape, attr)
     at = [np.zeros((1, 1), np.int64) if a == axis else x for a, x in enumerate(offsets)]
     place = MemoryBox(base.memory, tuple(at), attr["box"], attr["kept"], base.stage)
@@ -204,7 +216,8 @@ def _taken_rule(types: Any, attrs: Any) -> TileType:
     if place.dtype.packed:
         raise RuleError(f"an atomic on {place}: elements of less than a byte share a word")
     if attrs["kind"] in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
-        raise RuleError(f"atomic_{attrs['kind']} works on integers, got {place}")
+        raise RuleError(f"atomic_{attrs['kind']} works on integers, got {place}",
+                        "let it be of ts.i32 or ts.uint32")
     if not isinstance(value, TileType) or value.shape != index.shape:
         raise RuleError(f"an atomic of {value} at {index}: one number is needed for each position",
                         "a number for all of them, or a tile of their shape")

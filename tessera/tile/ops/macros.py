@@ -185,7 +185,8 @@ def _reduce_many(name: str) -> Any:
         items = xs[0] if len(xs) == 1 and isinstance(xs[0], tuple | list) else xs
         if len(items) < 1 or (len(xs) == 1 and not isinstance(xs[0], tuple | list)):
             t.fail("min and max need two numbers or more",
-                   "of a tile: ts.tile.row_max(x), ts.tile.reduce_max(x)")
+                   f"of a tile: ts.tile.reduce_{name[:3]}(x), or of each row ts.tile.row_"
+                   f"{name[:3]}(x)")
         out = items[0]
         for x in items[1:]:
             out = t.ir.arithmetic(name, (out, x))

@@ -32,9 +32,12 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> TileType:
         placed = not isinstance(t, Scalar | GlobalTensor)
         if not placed or len(t.shape) != 2:
             deep = placed and len(t.shape) > 2
+            flat = placed and len(t.shape) == 1
             raise RuleError(f"dot multiplies two matrices, got {a} and {b}",
                             "an index takes an axis away: x[b, m:m+64, k:k+32], where b may be "
-                            "tile_b" if deep else None)
+                            "tile_b" if deep else "a vector is a matrix of one column, v[:, None], "
+                            "or of one row, v[None, :]; each row times a vector is "
+                            "ts.tile.row_sum(a * v[None, :])" if flat else None)
         if isinstance(t, View) and t.space == "global":
             raise RuleError(f"dot of {t}: a matmul reads tiles or shared memory",
                             "load it: ts.tile.load(...), or copy it to shared memory")
@@ -132,7 +135,10 @@ def _multiply(t: OpTracer, what: str, a: Any, b: Any, accumulator: Any, precisio
             t.fail(f"accumulator={describe(accumulator)}", "a dtype (ts.f32) or a tile to add to")
         dtype = as_type(accumulator).dtype
     if (dtype.kind == "float") == integer:
-        t.fail(f"{what} of {describe(a)} and {describe(b)} cannot accumulate in {dtype}")
+        t.fail(f"{what} of {describe(a)} and {describe(b)} cannot accumulate in {dtype}",
+               "begin with ts.tile.zeros(shape), which is f32, and cast what is stored: "
+               "ts.tile.cast(acc, ts.i32)" if dtype.kind != "float" else
+               "begin with ts.tile.zeros(shape, ts.i32), and cast the sum")
     return t.ir.emit("matmul", [a, b, *extra], dtype=dtype, precision=precision)
 
 

@@ -229,7 +229,7 @@ def register_bytes(function: Function) -> int:
             if isinstance(node, If):
                 most = max(most, of(node.then), of(node.orelse))
                 continue
-            held = sum(_bytes(d.type) for d in node.carried)
+            held = sum(tile_bytes(d.type) for d in node.carried)
             most = max(most, held + of(node.body))
         return most
 
@@ -264,7 +264,8 @@ def largest_tile(function: Function) -> int:
                default=0)
 
 
-def _bytes(t: Type) -> int:
+def tile_bytes(t: Type) -> int:
+    """Of the registers of a group."""
     # A fragment holds each element in a register of its own compute type.
     return prod(t.shape) * max(4, t.dtype.bits // 8) if isinstance(t, TileType) else 0
 
@@ -276,5 +277,4 @@ def stages_of(function: Function) -> int:
 
 
 __all__ = ["GroupWork", "MatmulShape", "count", "largest_tile", "rate_of", "register_bytes",
-           "ring_bytes",
-           "stages_of"]
+           "ring_bytes", "stages_of", "tile_bytes"]

@@ -78,9 +78,11 @@ class StoreWithGaps:
 
 
 def stores_with_gaps(function: Function) -> Iterator[StoreWithGaps]:
-    """As above, of blocks that begin further from each other than they are long."""
+    """As above, of blocks that begin further from each other than they are long. Between those of
+    a loop that begins at a number of the group's, other groups may store."""
     made = defining_ops(function.body)
-    loops = {n.var.value: n.step for n in walk(function.body) if isinstance(n, For)}
+    loops = {n.var.value: n.step for n in walk(function.body) if isinstance(n, For)
+             and isinstance(n.lo, Const)}
     for op, view, tensor, _ in _only_stores(function, made):
         for axis, (at, size) in enumerate(zip(view.args[1:], view.attr["box"], strict=False)):
             step = loops.get(at) if isinstance(at, SSAValue) else None

@@ -94,6 +94,9 @@ class Guards:
                         yield from self.asked(a, bound + (name in ("le", "gt")), op.where)
             elif op.name == "store_element" and self.base != "local_id":
                 yield from self.stored(op)
+            elif self.lanes is not None and op.name in ("atomic", "compare_exchange"):
+                first = 2 if op.name == "atomic" else 3  # behind the place and the numbers
+                yield from self.reached(op.args[0], op.args[first:], op.where)
             elif op.name == "view" and self.base == "group_id":
                 yield from self.reached(op.args[0], op.args[1:], op.where)
 

@@ -37,7 +37,7 @@ from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.ir.ir import Op, Operand
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
-from tessera.tile.ops.indexed import shape_of
+from tessera.tile.ops.indexed import shape_of, single_indices
 from tessera.tile.passes.integer_facts import divisor_of
 
 FAR = 1 << 30  # an extent that no box reaches
@@ -69,9 +69,12 @@ class GatherPosition:
 
 
 def spot_of(e: Emitter, op: Op, index: Operand, offsets: tuple[Operand, ...]) -> GatherPosition:
-    whole, attr, t = checked(e, place_of(e, op.args[0])), op.attr, e.type(index)
+    whole, attr, t = place_of(e, op.args[0]), op.attr, e.type(index)
     assert isinstance(t, TileType)
-    count, along = len(t.shape), attr["axis"]
+    count, along, single = len(t.shape), attr["axis"], single_indices(len(offsets), attr)
+    indexed = checked(e, replace(whole, offsets=offsets, axes=tuple(
+        a for a in range(len(offsets)) if a not in single)))
+    whole, offsets = replace(indexed, axes=whole.axes), indexed.offsets
     shape, first = shape_of(t.shape, attr)
     kept = [a + count for a in attr["kept"]]
     place = replace(

@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, dtype_of_numpy, i32
 from tessera.tile.builder.kernel_spec import Kernel_
+from tessera.tile.frontend.constructs.literals import starred_items
 from tessera.tile.frontend.constructs.names import ValueMethod
 from tessera.tile.frontend.constructs.operators import binary
 from tessera.tile.frontend.constructs.subscripts import region_of
@@ -44,10 +45,7 @@ def call_expression(t: KernelTracer, e: ast.Call) -> Any:
     args: list[Any] = []
     for a in e.args:
         if isinstance(a, ast.Starred):
-            items = t.expr(a.value)
-            if not isinstance(items, tuple | list):
-                t.fail("* needs a tuple")
-            args += items
+            args += starred_items(t, t.expr(a.value))
         else:
             args.append(argument(t, f, a, not args))
     if any(k.arg is None for k in e.keywords):
@@ -70,12 +68,15 @@ def argument(t: KernelTracer, f: Any, e: ast.expr, place: bool) -> Any:
 def call(t: KernelTracer, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(f, TileOp):
         return t.call_op(f, args, kwargs)
+    if f is round and not any(map(has_run_time, (*args, *kwargs.values()))):
+        return t.ir.call_python(lambda: round(*args, **kwargs))  # an int, as math.floor gives one
     if is_hashable(f) and f in BUILTINS:
         return t.call_op(OPS[BUILTINS[f]], args, kwargs)
     if any(f is s for s in SEQUENCES) and not kwargs:
         return sequence(t, f, args)
-    if (f is tuple or f is list) and len(args) == 1 and isinstance(args[0], tuple | list):
-        return f(args[0])
+    if (f is tuple or f is list) and len(args) == 1 and isinstance(args[0],
+                                                                   tuple | list | LoopRange):
+        return f(starred_items(t, args[0]))
     constant = not any(map(has_run_time, (*args, *kwargs.values())))
     if (op := same_op(f)) is not None:
         return t.call_op(op, args, kwargs)

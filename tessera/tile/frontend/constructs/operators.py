@@ -19,7 +19,7 @@ from tessera.tile.ir.handles import (
     is_bool,
 )
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import TileType
+from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops.elementwise import power
 
 BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div",
@@ -112,6 +112,10 @@ def compare(t: KernelTracer, op: ast.cmpop, x: Any, y: Any) -> Any:
             return isinstance(op, ast.NotEq)
         return t.ir.arithmetic(COMPARE[type(op)], (x, y))
     if isinstance(op, ast.Is | ast.IsNot):
+        if not (x is None or y is None) and any(isinstance(v, TensorRow) or isinstance(
+                v, Handle) and isinstance(v.type, Scalar | TileType) for v in (x, y)):
+            t.fail(f"'is' of {describe(x)} and {describe(y)}: a number of the run has no identity",
+                   "x == y compares numbers; x is None asks for an argument that may be left out")
         return (x is y) == isinstance(op, ast.Is)
     if isinstance(op, ast.In | ast.NotIn) and has_run_time((x, y)):
         return contained(t, op, x, y)

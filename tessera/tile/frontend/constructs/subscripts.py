@@ -18,7 +18,8 @@ from tessera.tile.ops.indexed import gather_of
 @expression(ast.Slice)
 def axis_slice(t: KernelTracer, e: ast.Slice) -> Any:
     if e.step is not None:
-        t.fail("a slice with a step", "views are boxes without gaps: x[a:a+64]")
+        t.fail("a slice with a step", "views are boxes without gaps: x[a:a+64]; of "
+               "elements apart, the ones at positions: x[2 * ts.tile.arange(64)]")
     lower, upper, read = _read_once(t, e)
     t.env.update(read)
     made = AxisSlice(t.expr(lower) if lower else None, t.expr(upper) if upper else None,
@@ -105,8 +106,10 @@ def pick(t: KernelTracer, base: Any, parts: list[Any]) -> Any:
         index = slice(index.lo, index.hi)
     if isinstance(index, Handle):
         t.fail("a tuple or list indexed by a run-time number",
-               "loop over the items, for i, item in enumerate(items); only lists of equal shared "
-               "buffers have a run-time index: [alloc_shared(s, d), alloc_shared(s, d)][stage]")
+               "loop over the items, for i, item in enumerate(items), or over a tuple of numbers, "
+               "for i in tuple(range(4)): such iterations are written out; only lists of equal "
+               "shared buffers have a run-time index: [alloc_shared(s, d), alloc_shared(s, "
+               "d)][stage]")
     try:
         return base[index]
     except (IndexError, KeyError, TypeError) as err:
@@ -159,14 +162,20 @@ def gather(t: KernelTracer, base: Handle, parts: list[Any], picked: tuple[int, i
 
 
 def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
-    """New axes, m[:, None], m[None, :], and one element along an axis at a known place, m[:, 0]."""
+    """New axes, m[:, None], m[None, :], and one element along an axis at a known place, m[:, 0].
+    Axes behind the last that is named stay, as in NumPy."""
     rank = len(x.type.shape)  # type: ignore[union-attr]
     if parts.count(...) == 1:
         at, named = parts.index(...), sum(p is not None for p in parts) - 1
         parts = [*parts[:at], *[AxisSlice(None, None, ":")] * (rank - named), *parts[at + 1:]]
+    left = rank - sum(p is not None for p in parts)
+    parts = [*parts, *[AxisSlice(None, None, ":")] * left]
     whole = [p for p in parts if p is not None]
     plain = all(_known(p) or isinstance(p, AxisSlice) and p.lo is None and p.hi is None
                 for p in whole)
+    if any(isinstance(p, Handle) and p.type.dtype is bool_ for p in whole):
+        t.fail(f"the part of {describe(x)} where a condition holds", "its size would not be known: "
+               "choose element by element, ts.tile.where(c, t, 0.0)")
     if not plain or len(whole) != rank:
         t.fail(f"an element or part of {describe(x)}",
                "a tile lives in registers: t[:, None], t[None, :], and t[:, 0] at a place that is "
