@@ -132,7 +132,7 @@ def mse(prediction: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     total = apply_sum(d * d, accumulate_dtype(numeric))
     count = size_of(d.shape)
     if reduction == "mean":
-        total = total * (1.0 / count) if isinstance(count, int) and count else F.mean(d * d)
+        total = total / count if isinstance(count, int) and count else F.mean(d * d)
     return store(total, numeric)
 
 
