@@ -211,6 +211,11 @@ class Tensor(Operators):
         n = self._shape[-1] if self._shape else 1
         return unpack(self._buffer, self.dtype, n).reshape(self._shape)
 
+    def _own_arrays(self) -> list[np.ndarray]:
+        """The elements that this process has, for a look that communicates nothing: of a
+        distributed tensor its parts."""
+        return [self.array]
+
     # --- out to Python and NumPy --------------------------------------------------------------
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array: no copy for NumPy's own types; scaled types are multiplied

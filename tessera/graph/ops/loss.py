@@ -251,12 +251,12 @@ def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
                          "integer per row is needed")
     if isinstance(t, Tracer):
         return
-    a = t.array
-    bad = (a < 0) | (a >= x.shape[-1])
-    bad = bad if ignore_index is None else bad & (a != ignore_index)
-    if bad.any():
-        raise ArgumentError(f"label {a[bad][0]} is outside 0 .. {x.shape[-1] - 1}",
-                            hint="ignore_index= leaves rows out")
+    for a in t._own_arrays():
+        bad = (a < 0) | (a >= x.shape[-1])
+        bad = bad if ignore_index is None else bad & (a != ignore_index)
+        if bad.any():
+            raise ArgumentError(f"label {a[bad][0]} is outside 0 .. {x.shape[-1] - 1}",
+                                hint="ignore_index= leaves rows out")
 
 
 @public
