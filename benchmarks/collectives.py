@@ -117,7 +117,8 @@ def main() -> None:
     if rank == 0:
         record.write("collectives", {
             "device": f"{ranks} x {torch.cuda.get_device_name()}", "torch": torch.__version__,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}, shown=False)
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}, shown=False,
+            ranks=ranks)
     peers.destroy_process_group()
 
 

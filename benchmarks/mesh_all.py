@@ -6,8 +6,8 @@ timed one program after another, with nothing else on the GPUs.
 
 GPT-2 350M data parallel, with states and gradients split, with parameters split, DDP and FSDP2; a
 decoder as Llama's tensor parallel, DTensor and async TP; then matmuls with their collectives, and
-collectives alone. Each program writes its file of benchmarks/results/. Printed are milliseconds of
-a step, weak scaling, host time, and PyTorch's time by ours.
+collectives alone. Each program writes its file of benchmarks/results/, one for each number of
+GPUs. Printed are milliseconds of a step, weak scaling, host time, and PyTorch's time by ours.
 --hold NAME: there is such a file while something is timed, so that others keep off the GPUs.
 """
 
@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.bench.record import RESULTS
+from record import mesh_file
+
 from tessera.runtime.device import device_count
 
 HERE = Path(__file__).parent
@@ -95,8 +96,8 @@ class Running:
         return ended
 
 
-def shown(name: str, program: Program) -> None:
-    found = json.loads((RESULTS / f"{program.result}.json").read_text())
+def shown(name: str, result: Path) -> None:
+    found = json.loads(result.read_text())
     steps = found.get("together", found)
     if "ms" in steps:
         print(f"{name}: {steps['ms']:.2f} ms, read {steps['read_ms']:.2f}, host "
@@ -122,7 +123,7 @@ def run_set(names: Sequence[str], a: argparse.Namespace, folder: Path) -> None:
     held(a, True)
     for r in running:
         if r not in late and r.end(a.seconds):
-            shown(r.name, STEPS[r.name])
+            shown(r.name, mesh_file(STEPS[r.name].result, a.ranks))
     held(a, False)
 
 
@@ -137,8 +138,8 @@ def held(a: argparse.Namespace, timed: bool) -> None:
         time.sleep(0.1)
 
 
-def step_ms(name: str) -> float:
-    found = json.loads((RESULTS / f"{STEPS[name].result}.json").read_text())
+def step_ms(result: Path) -> float:
+    found = json.loads(result.read_text())
     return float(found.get("together", found)["ms"])
 
 
@@ -151,7 +152,7 @@ def main() -> None:
     flags.add_argument("--port", type=int, default=29601)
     flags.add_argument("--hold", type=Path)
     a = flags.parse_args()
-    before = {n: (RESULTS / f"{p.result}.json") for n, p in STEPS.items()}
+    before = {n: mesh_file(p.result, a.ranks) for n, p in STEPS.items()}
     old = {n: path.stat().st_mtime_ns if path.exists() else 0 for n, path in before.items()}
     sets = [[n for n in names if n in a.only] for names in SETS]
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +168,7 @@ def main() -> None:
            and before[n].stat().st_mtime_ns != old[n]]
     for peer, ours in PEERS:
         if peer in new and ours in new:
-            print(f"{peer} / {ours}: {step_ms(peer) / step_ms(ours):.3f}")
+            print(f"{peer} / {ours}: {step_ms(before[peer]) / step_ms(before[ours]):.3f}")
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def main() -> None:
         name = a.torch or ("fsdp" if a.fsdp else f"zero{a.zero}" if a.zero else "")
         record.write("mesh_step" + f"_{name}" * bool(name), {
             "device": f"{launched.launched_size()} x {device().name}", "model": model.figures(),
-            "ranks": launched.launched_size(), **figures})
+            "ranks": launched.launched_size(), **figures}, ranks=launched.launched_size())
 
 
 if __name__ == "__main__":

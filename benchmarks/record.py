@@ -31,10 +31,17 @@ def context() -> dict[str, Any]:
     }
 
 
-def write(name: str, figures: dict[str, Any], shown: bool = True) -> Path:
-    """benchmarks/results/<name>.json with the context and the figures; printed too if shown."""
+def mesh_file(name: str, ranks: int) -> Path:
+    """Where a measurement on so many GPUs is written: each number of them has its file."""
+    return RESULTS / f"{name}_{ranks}gpus.json"
+
+
+def write(name: str, figures: dict[str, Any], shown: bool = True,
+          ranks: int | None = None) -> Path:
+    """benchmarks/results/<name>.json with the context and the figures; printed too if shown.
+    ranks: of a mesh of GPUs."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name}.json" if ranks is None else mesh_file(name, ranks)
     text = json.dumps({**context(), **figures}, indent=2)
     path.write_text(text + "\n")
     if shown:

@@ -102,7 +102,7 @@ def main() -> None:
             print(name, found[name], flush=True)
     if rank == 0:
         record.write("tp_matmul", {"device": f"{ranks} x {device().name}", "extents": vars(a),
-                                   "cases": found}, shown=False)
+                                   "cases": found}, shown=False, ranks=ranks)
 
 
 if __name__ == "__main__":

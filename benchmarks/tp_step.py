@@ -97,7 +97,7 @@ def main() -> None:
         name = a.torch or ("whole" if a.whole else "")
         record.write("tp_step" + f"_{name}" * bool(name), {
             "device": f"{launched.launched_size()} x {device().name}", "model": model.figures(),
-            "ranks": launched.launched_size(), **figures})
+            "ranks": launched.launched_size(), **figures}, ranks=launched.launched_size())
 
 
 if __name__ == "__main__":

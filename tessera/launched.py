@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from itertools import chain
 
 from .lazy_dataclass import dataclass
@@ -102,6 +103,30 @@ def launched_local_rank() -> int:
     return launched_rank() if found is None else found
 
 
+# --- children of ranks ---------------------------------------------------------------------------
+RANK_PROCESS = "TESSERA_RANK_PROCESS"  # the process of the rank, for the children that it starts
+
+
+def mark_rank() -> None:
+    """This process is a rank: its children get its environment, and are told whose it is."""
+    os.environ[RANK_PROCESS] = str(os.getpid())
+
+
+def rank_above() -> int | None:
+    """The process of the rank for which multiprocessing has started this one anew, which then has
+    the rank's environment and is none itself; None of any other process."""
+    told, process = _number(RANK_PROCESS), sys.modules.get("multiprocessing.process")
+    if told in (None, os.getpid()) or process is None:
+        return None
+    return told if is_preparing() or process.parent_process() is not None else None
+
+
+def is_preparing() -> bool:
+    """Whether it is such a process, and still runs the lines of the rank's script."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and getattr(process.current_process(), "_inheriting", False)
+
+
 # --- what Slurm writes shortly -------------------------------------------------------------------
 def _tasks_here() -> int | None:
     """"2(x3),1" of SLURM_STEP_TASKS_PER_NODE: 2 on each of three machines, 1 on the fourth."""
@@ -117,5 +142,6 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in found.groups()) if found else ""
 
 
-__all__ = ["LAUNCHERS", "RankLauncher", "first_host", "half_told", "launched_here",
-           "launched_local_rank", "launched_rank", "launched_size", "launcher"]
+__all__ = ["LAUNCHERS", "RankLauncher", "first_host", "half_told", "is_preparing",
+           "launched_here", "launched_local_rank", "launched_rank", "launched_size", "launcher",
+           "mark_rank", "rank_above"]

@@ -10,7 +10,7 @@ from guide_library_tables import markdown
 from mesh.planned_steps import planned_steps_table
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-EXCHANGES = RESULTS / "collectives.json"
+EXCHANGES = RESULTS / "collectives_4gpus.json"
 HOST_TIMES = RESULTS / "host_time.json", RESULTS / "host_time_mesh.json"
 WAYS = ("dp", "fsdp", "tp")
 
@@ -35,6 +35,7 @@ def exchanges_table() -> str | None:
 
 
 # Of benchmarks/mesh_step.py and tp_step.py: what is split, our file, PyTorch's and how it does it.
+GPUS = 4  # of those that are shown
 MESH_STEPS = (("windows", "mesh_step", "mesh_step_ddp", "DDP"),
               ("windows, parameters", "mesh_step_fsdp", "mesh_step_fsdp2", "FSDP2"),
               ("matmuls", "tp_step", "tp_step_dtensor", "DTensor"),
@@ -45,7 +46,7 @@ def mesh_steps_table() -> str | None:
     """Steps on several GPUs, in a row and with each loss read; None while none is measured."""
     rows, files = [], []
     for split, mine, theirs, way in MESH_STEPS:
-        paths = [RESULTS / f"{name}.json" for name in (mine, theirs)]
+        paths = [RESULTS / f"{name}_{GPUS}gpus.json" for name in (mine, theirs)]
         if not all(path.exists() for path in paths):
             continue
         ours, other = (json.loads(path.read_text()) for path in paths)

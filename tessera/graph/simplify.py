@@ -9,12 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..errors import SourceLine
+from ..numerics import as_type
 from .expand import expand
 from .ir import Graph, Node, Value, node_effects
 from .op import OPS, Aval, infer
 from .ops.broadcasting import broadcast_shapes
 
+F32, F64 = as_type("f32"), as_type("f64")
 KEEP_EFFECTS = frozenset({"io", "state", "collective"})
 
 
@@ -153,6 +157,16 @@ def _times_one(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:
     return None
 
 
+def _div(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:
+    """A number by a number, as in the gradient of a mean, is a number: the same bits."""
+    y = node.outputs[0].aval
+    a, b = (_number(rw, v) for v in inputs)
+    if a is None or not b or y.shape != () or y.type not in (F32, F64):
+        return _times_one(rw, inputs, node)
+    value = float(np.divide(a, b, dtype=y.dtype.numpy))
+    return rw.emit("constant", value=value, type=y.type)
+
+
 def _neg(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:
     inner = rw.made_by(inputs[0], "neg")
     return inner.inputs[0] if inner else None
@@ -210,7 +224,7 @@ RULES: dict[str, Callable[[Rewriter, tuple, Node], Value | None]] = {
     "broadcast_to": _broadcast_to,
     "cast": _cast,
     "mul": _times_one,
-    "div": _times_one,
+    "div": _div,
     "neg": _neg,
     "stop_gradient": lambda rw, inputs, node: inputs[0],  # derivatives are taken before
     "reduce_sum": _reduce,

@@ -174,6 +174,10 @@ class DistTensor(Tensor):
                             "call, gathers them; x.local.array is this rank's part")
         return found
 
+    def _own_arrays(self) -> list[np.ndarray]:
+        """Of terms of a sum that is pending there are none: they are no elements."""
+        return [] if self.layout.pending else [p.array for p in self.read_parts.values()]
+
     def numpy(self) -> np.ndarray:
         """The elements of the whole tensor; so have them tolist, item, float and np.asarray.
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from tessera import config
 from tessera.errors import ArgumentError, warn_user
-from tessera.launched import half_told
+from tessera.launched import half_told, rank_above
 from tessera.numerics.random_state import isolate
 
 from .device_mesh import Mesh, current_mesh
 from .errors import MeshError
+from .ranks.child import ChildOfRank
 from .ranks.launcher import launcher, simulated_rank
 from .ranks.local import run_ranks
 from .ranks.transport import Single, Transport
@@ -36,6 +37,8 @@ def _process_transport() -> Transport:
             warn_user(f"the environment has {said}: this process is told of others and not which "
                       "rank it is, so it runs alone")
         return Single()
+    if rank_above() is not None:
+        return ChildOfRank(way.wire)
     from .ranks.processes import ProcessTransport  # what it stands on is for programs with ranks
 
     if way.wire == "mpi":

@@ -11,6 +11,7 @@ import pytest
 import tessera as ts
 from tessera import Tensor, f32, sym
 from tessera.errors import ArgumentError, AxisError, ShapeError
+from tessera.graph.simplify import simplify
 from tolerance import assert_close
 
 AXES = [None, 0, 1, -1, (0, 2), (-1, 0), (0, 1, 2), ()]
@@ -197,3 +198,36 @@ def test_a_standard_deviation_is_rounded_once(dtype: str, run: Any, rng: np.rand
 def test_the_gradient_of_a_standard_deviation_of_equal_elements_is_0(run: Any) -> None:
     slope = run(ts.grad(lambda x: ts.sum(ts.std(x, axis=1))))(ts.tensor([[2.0, 2.0], [1.0, 5.0]]))
     assert slope.tolist() == [[0.0, 0.0], [-0.5, 0.5]]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_mean_is_its_sum_divided_once(run: Any) -> None:
+    """In place of times 1 / n, which is rounded itself: the mean of 41 ones was less than one."""
+    def found(x: Tensor) -> tuple[Tensor, ...]:
+        rows = ts.mean(x, axis=1)
+        return (rows, ts.mean(x), ts.mse(x, ts.zeros_like(x)), ts.var(x * rows[:, None], ddof=1),
+                ts.layernorm(x)[0])
+
+    for n in (28, 41, 47, 55, 61, 82, 107):
+        rows, *scalars, spread, normed = run(found)(ts.ones((2, n)))
+        assert rows.tolist() == [1.0, 1.0] and {float(s) for s in scalars} == {1.0}
+        assert float(spread) == 0.0 and not normed.numpy().any()
+    for n in (3, 28, 50, 97):
+        numbers = np.arange(n, dtype=np.float32)
+        assert float(run(lambda x: ts.mean(x))(numbers)) == (n - 1) / 2
+        assert float(run(lambda x: ts.var(x, ddof=1))(numbers)) == np.float32(n * (n + 1) / 12)
+
+
+def test_the_gradient_of_a_mean_is_a_factor() -> None:
+    """One over the count is a number, and no op of the compiled graph."""
+    graph = simplify(ts.jit(ts.grad(lambda x: ts.mean(x * x))).graph(ts.ones((4, 7))))
+    assert "div" not in {n.op.name for n in graph.nodes}
+    assert [n.attrs["value"] for n in graph.nodes if n.op.name == "constant"] == [
+        float(np.float32(1) / np.float32(28))]
+
+
+def test_a_mean_of_uneven_parts_is_that_of_the_whole() -> None:
+    mesh = ts.dist.mesh(axes=("dp",), shape=(3,))
+    x = ts.dist.distribute(np.arange(28.0, dtype=np.float32), ts.ShardSpec(("row",), ("dp",)),
+                           mesh=mesh)
+    assert float(ts.mean(x)) == float(ts.jit(ts.mean)(x)) == 13.5

@@ -363,3 +363,22 @@ def test_what_is_differentiated_is_the_first_argument_as_in_one_process(rng):
     with pytest.raises(ts.GradError) as info:
         ts.grad(labels_first)(y, p, x)
     assert "argument 0 or, where that is plain, what lies on a mesh" in info.value.hint
+
+
+@pytest.mark.parametrize("loss", [ts.cross_entropy, ts.nll_loss])
+def test_labels_of_which_each_rank_has_some_are_looked_at_by_it(loss: Callable, rng: Draw) -> None:
+    """At once, outside of ts.jit: the property of all elements was asked for, which a rank of
+    several does not have."""
+    mesh, rows = ts.dist.mesh(axes=("dp",), shape=(3,)), ts.ShardSpec(("row",), ("dp",))
+    x, labels = rng.standard_normal((7, 5)).astype(np.float32), rng.integers(0, 5, 7)
+    ignored = np.where(np.arange(7) == 6, -100, labels)
+
+    def found(labels: np.ndarray, **flags: Any) -> list[float]:
+        return ts.dist.simulate(lambda: float(loss(*(
+            ts.dist.distribute(a, rows, mesh=mesh) for a in (x, labels)), **flags)), mesh)
+
+    for flags, given in (({}, labels), ({"ignore_index": -100}, ignored)):
+        whole = float(loss(ts.tensor(x), ts.tensor(given), **flags))
+        np.testing.assert_allclose(found(given, **flags), [whole] * 3, rtol=1e-6)
+    with pytest.raises(ts.ArgumentError, match="label -100 is outside 0 .. 4"):
+        found(ignored)

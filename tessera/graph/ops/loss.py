@@ -132,7 +132,7 @@ def mse(prediction: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     total = apply_sum(d * d, accumulate_dtype(numeric))
     count = size_of(d.shape)
     if reduction == "mean":
-        total = total * (1.0 / count) if isinstance(count, int) and count else F.mean(d * d)
+        total = total / count if isinstance(count, int) and count else F.mean(d * d)
     return store(total, numeric)
 
 
@@ -251,12 +251,12 @@ def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
                          "integer per row is needed")
     if isinstance(t, Tracer):
         return
-    a = t.array
-    bad = (a < 0) | (a >= x.shape[-1])
-    bad = bad if ignore_index is None else bad & (a != ignore_index)
-    if bad.any():
-        raise ArgumentError(f"label {a[bad][0]} is outside 0 .. {x.shape[-1] - 1}",
-                            hint="ignore_index= leaves rows out")
+    for a in t._own_arrays():
+        bad = (a < 0) | (a >= x.shape[-1])
+        bad = bad if ignore_index is None else bad & (a != ignore_index)
+        if bad.any():
+            raise ArgumentError(f"label {a[bad][0]} is outside 0 .. {x.shape[-1] - 1}",
+                                hint="ignore_index= leaves rows out")
 
 
 @public

@@ -33,7 +33,7 @@ def row_mean(x: Tensor, accum: DType | None = None) -> Tensor:
     total = row_sum(x, -1, accum)
     if not isinstance(n, int):
         return total / apply_count(n, x)
-    return total * (1.0 / n if n else float("nan"))
+    return total / n
 
 
 def _norm_shape(x: Aval, *weight: Aval, eps: float, accum: DType) -> Aval:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -281,7 +280,7 @@ def mean(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     total = apply(SUM, c, axis=axes, keepdims=bool(keepdims), accum=accumulate_dtype(numeric)) \
         if axes else c
     if isinstance(count, int):
-        return store(total * (1.0 / count if count else float("nan")), numeric)
+        return store(total / count, numeric)
     return store(total / apply_count(count, total), numeric)
 
 
@@ -301,12 +300,12 @@ def _variance(c: Tensor, axis: Any, keepdims: bool, ddof: int) -> Tensor:
     axes = axes_tuple(axis, c.ndim)
     count = size_of([c.shape[a] for a in axes])
     centred = c - mean(c, axis=axes, keepdims=True)
-    out = mean(centred * centred, axis=axes, keepdims=keepdims)
     if not ddof:
-        return out
+        return mean(centred * centred, axis=axes, keepdims=keepdims)
     if not isinstance(count, int):
         raise ShapeError(f"ddof needs a known number of elements, got {count}")
-    return out * (count / (count - ddof) if count > ddof else math.inf)  # 0 / 0 of one element: NaN
+    out = sum(centred * centred, axis=axes, keepdims=keepdims)
+    return out / max(count - ddof, 0)  # 0 / 0 of one element: NaN
 
 
 @public

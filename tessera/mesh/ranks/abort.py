@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from tessera import config
 from tessera.errors import TesseraError, is_user_frame
+from tessera.launched import mark_rank, rank_above
 
 from ..errors import StalledError
 from .launcher import launched_rank, launched_size
@@ -41,8 +42,9 @@ _ends_all: Callable[[int], None] | None = None  # once ranks have reached each o
 
 def install() -> None:
     """Put our hooks before those of Python, and lead what this rank prints where it is to go."""
-    if launched_size() == 1 or sys.excepthook is _stop_all:
+    if launched_size() == 1 or sys.excepthook is _stop_all or rank_above() is not None:
         return
+    mark_rank()
     global _print
     _print = sys.excepthook
     _set_hooks(_stop_all, _exit, _stop_all_for_thread)

@@ -88,12 +88,17 @@ def _powers(known: _Known, largest: GroupStep, total: GroupStep) -> RunningColum
 def _squares(known: _Known, total: GroupStep, spread: GroupStep, R: int) -> RunningColumns | None:
     square = known.by(spread.args[0], "mul")
     away = known.by(square.args[0], "sub") if square and len({*square.args}) == 1 else None
-    mean = known.by(away.args[1], "mul") if away else None
+    mean = known.steps.get(str(away.args[1])) if away else None
     if away is None or mean is None or away.args[0] != total.args[0] or (
-            mean.args[0] != total.name or not isinstance(mean.args[1], float)):
+            mean.args[0] != total.name or not is_mean(mean.op, mean.args[-1], R)):
         return None
-    fits = abs(mean.args[1] * R - 1) < 1e-6
-    return RunningColumns(total, spread, away) if fits else None
+    return RunningColumns(total, spread, away)
+
+
+def is_mean(op: str, number: object, n: int) -> bool:
+    """Whether an op with a number makes the mean of n of their total."""
+    return isinstance(number, float) and (
+        number == n if op == "div" else op == "mul" and abs(number * n - 1) < 1e-6)
 
 
 def _block(C: int) -> tuple[int, int]:

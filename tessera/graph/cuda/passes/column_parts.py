@@ -18,7 +18,7 @@ from ....runtime.generations import Generation
 from ...ir import Graph, Node, Value, producers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
-from ..kernels.running_columns import part_rows
+from ..kernels.running_columns import is_mean, part_rows
 
 FEWEST = 64  # rows of a part
 LONG = 1024  # rows that are worth it
@@ -70,16 +70,16 @@ def _variance(node: Node, made: dict[Value, Node]) -> Sum | None:
     squares = summed_by(node, made)
     square = by(squares[0], "mul") if squares else None
     away = by(square.inputs[0], "sub") if square and len(set(square.inputs)) == 1 else None
-    mean = by(away.inputs[1], "mul") if away else None
-    total, share = (made.get(mean.inputs[0]), by(mean.inputs[1], "constant")) if mean else (
-        None, None)
-    if squares is None or away is None or total is None or share is None:
+    mean = made.get(away.inputs[1]) if away else None
+    total, share = (made.get(mean.inputs[0]), by(mean.inputs[1], "constant")) if (
+        mean and len(mean.inputs) == 2) else (None, None)
+    if squares is None or away is None or mean is None or total is None or share is None:
         return None
     x, axis = away.inputs[0], squares[1]
     if summed_by(total, made) != (x, axis) or not all(isinstance(n, int) for n in x.aval.shape):
         return None
     count = prod(extents_of(x)[a] for a in axis)
-    return (x, axis) if abs(share.attrs["value"] * count - 1) < 1e-6 else None
+    return (x, axis) if is_mean(mean.op.name, share.attrs["value"], count) else None
 
 
 def _parts(x: Value, axis: Shape, chip: Generation) -> Shape:
@@ -115,11 +115,11 @@ def _of_parts(rw: Rewriter, old: Value, axis: Shape, shape: Shape) -> tuple[Valu
 
     x = reshaped(rw, x, shape)
     sums = summed(x, inner)
-    within = summed(square_from(x, rw.emit("mul", sums, number(1 / part))), inner)
+    within = summed(square_from(x, rw.emit("div", sums, number(float(part)))), inner)
     total = summed(sums, 0)
     # Anew, or what waits for the total would be one loop with what the parts wait for.
-    means = rw.emit("mul", sums, number(1 / part))
-    between = square_from(means, rw.emit("mul", total, number(1 / n)))
+    means = rw.emit("div", sums, number(float(part)))
+    between = square_from(means, rw.emit("div", total, number(float(n))))
     spread = summed(rw.emit("add", within, rw.emit("mul", between, number(float(part)))), 0)
     return total, spread
 
