@@ -55,7 +55,7 @@ class SpreadLeaves(list[Any]):
         memories = storage_of(parts)
         on = memories[0].device
         if self.rest:
-            rest = placed(of(self.rest))
+            rest = as_placed_leaves(of(self.rest))
             if type(rest) is not PlacedLeaves or rest.device is not on:
                 return parts
         return PlacedLeaves(parts, memories, on)
@@ -77,7 +77,7 @@ def storage_of(tensors: Sequence[Any]) -> list[Any]:
     return memories
 
 
-def placed(tensors: list[Any]) -> Sequence[Tensor]:
+def as_placed_leaves(tensors: list[Any]) -> Sequence[Tensor]:
     """Tensors as PlacedLeaves where they are such, else as they are."""
     if {*map(type, tensors)} <= {Resident}:
         memories = storage_of(tensors)
@@ -134,4 +134,4 @@ def _of_runs(take: Callable[[Any], tuple[Sequence[Any], ...]]) -> Picker:
 
 
 __all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "ResultOrigin", "SpreadLeaves",
-           "memories_of", "origins", "picker", "placed", "storage_of"]
+           "memories_of", "origins", "picker", "as_placed_leaves", "storage_of"]

@@ -13,7 +13,7 @@ from tessera.graph.schedule.groups import FusionGroup
 
 from ..mesh.device_mesh import Mesh
 from .fabric import Fabric
-from .flops import bytes_of, whole
+from .flops import bytes_of, global_shape
 
 
 class Streams:
@@ -78,7 +78,7 @@ def _kind(move: Node) -> tuple[str, tuple[str, ...]]:
 
 
 def _bytes(values: Iterable[Value]) -> int:
-    return sum(bytes_of(whole(v), v.aval.dtype) for v in values)
+    return sum(bytes_of(global_shape(v), v.aval.dtype) for v in values)
 
 
 __all__ = ["Streams", "exchanges_itself"]

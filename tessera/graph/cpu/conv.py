@@ -155,10 +155,10 @@ def images(x: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, padding:
            dilation: Ints) -> None:
     """x: [N, groups C, H, W]   w: [groups, F, C, KH, KW]   out: [N, groups, F, OH, OW]"""
     dealing = Dealing(x.shape[2:], padding, stride)
-    _product(x, dealing, _places(dilation, w.shape[3:]), w, out)
+    _product(x, dealing, _window_offsets(dilation, w.shape[3:]), w, out)
 
 
-def _places(dilation: Ints, window: Ints) -> Places:
+def _window_offsets(dilation: Ints, window: Ints) -> Places:
     rows, columns = (tuple(range(0, d * k, d)) for d, k in zip(dilation, window, strict=True))
     return rows, columns
 
@@ -199,8 +199,8 @@ class MetElements:
 def _adjoint(places: Ints, window: Ints, spatial: Ints, stride: Ints, padding: Pairs, dilation: Ints
              ) -> tuple[Dealing, tuple[list[MetElements], ...]]:
     """How the cotangent is padded, and the parts of each axis of the result."""
-    axes = [[_met(n, k, s, d, pad[0], r) for r in range(s)] for n, k, s, d, pad in zip(
-        spatial, window, stride, dilation, padding, strict=True)]
+    axes = [[_elements_of_phase(n, k, s, d, pad[0], r) for r in range(s)]
+            for n, k, s, d, pad in zip(spatial, window, stride, dilation, padding, strict=True)]
     pads = tuple(
         (max(0, *(-min(m.places) for m in axis if m.places)),
          max(0, *(max(m.places) + m.count - n for m in axis if m.places)))
@@ -210,7 +210,8 @@ def _adjoint(places: Ints, window: Ints, spatial: Ints, stride: Ints, padding: P
         for pad, axis in zip(pads, axes, strict=True))
 
 
-def _met(n: int, window: int, stride: int, dilation: int, pad: int, rest: int) -> MetElements:
+def _elements_of_phase(n: int, window: int, stride: int, dilation: int, pad: int,
+                       rest: int) -> MetElements:
     first = (rest - pad) % stride
     i = np.arange(window)
     i = i[(first + pad - dilation * i) % stride == 0]
@@ -231,8 +232,8 @@ def _product(x: np.ndarray, dealing: Dealing, places: Places, w: np.ndarray, out
     w = w.reshape(*w.shape[:2], -1)
     for k in range(0, w.shape[2], DEPTH):
         some = w[..., k:k + DEPTH]
-        _part(t, dealing, places, k, some.shape[2], C, x.strides, out.shape, out.strides,
-              _threads(out.size * some.shape[2]))(x, _in_blocks(some, t.rows), out)
+        _channel_launch(t, dealing, places, k, some.shape[2], C, x.strides, out.shape, out.strides,
+                        _threads(out.size * some.shape[2]))(x, _in_blocks(some, t.rows), out)
 
 
 def _in_blocks(w: np.ndarray, rows: int) -> np.ndarray:
@@ -245,8 +246,9 @@ def _in_blocks(w: np.ndarray, rows: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=PLANS)
-def _part(t: TileShape, dealing: Dealing, places: Places, k: int, K: int, C: int, x_strides: Ints,
-          shape: Ints, strides: Ints, threads: int) -> Callable[..., None]:
+def _channel_launch(t: TileShape, dealing: Dealing, places: Places, k: int, K: int, C: int,
+                    x_strides: Ints,
+                    shape: Ints, strides: Ints, threads: int) -> Callable[..., None]:
     """The launch for products k to k + K of C channels, that takes x, w in blocks and `out`; to
     what stands there it adds unless k is 0.
 
@@ -291,8 +293,8 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
     t = tile_shape(F)
     dealing, window = Dealing(x.shape[2:], padding, stride), out.shape[3:]
     x, g = (a.reshape(N, groups, -1, *a.shape[2:]) for a in (x, g))
-    shape, launch = _filter_sums(t, dealing, _places(dilation, window), N, C, x.strides, g.shape,
-                                 g.strides, _threads(g.size * C * prod(window)))
+    shape, launch = _filter_sums(t, dealing, _window_offsets(dilation, window), N, C, x.strides,
+                                 g.shape, g.strides, _threads(g.size * C * prod(window)))
     sums = np.zeros(shape)
     launch(x, g, sums)
     ranges, K = shape[2], C // shape[2] * prod(window)

@@ -72,7 +72,7 @@ class Dealing:
         words = [self.shape[0], self.rows, self.columns, self.padding[0][0], s, t, apart, x_row,
                  *strides]
         for j in range(t):
-            words += _there(self.shape[1], self.columns, j - self.padding[1][0], t)
+            words += _inside_image(self.shape[1], self.columns, j - self.padding[1][0], t)
         return tuple(words)
 
 
@@ -82,7 +82,7 @@ def channel_source(runs: bool, depth: int) -> str:
     return indent(CHANNEL.format(table=TABLE, at=at), " " * depth)
 
 
-def _there(n: int, count: int, at: int, step: int) -> Ints:
+def _inside_image(n: int, count: int, at: int, step: int) -> Ints:
     """Of places at, at + step ...: the first and the end of those of the first `count` that are in
     0..n-1, and which the first is."""
     first = min(count, max(0, -(at // step)))

@@ -35,14 +35,14 @@ def _narrow(node: Node) -> bool:
 def _widened(rw: Rewriter, v: Value, made: dict[Value, Value]) -> Value:
     if v not in made:
         node = rw.producer.get(v)
-        if node is not None and _moves(node):
+        if node is not None and _only_moves_elements(node):
             made[v] = rw.emit(node.op.name, _widened(rw, node.inputs[0], made), **node.attrs)
         else:
             made[v] = rw.emit("cast", v, source=v.aval.type, to=wide_type(v.aval.dtype))
     return made[v]
 
 
-def _moves(node: Node) -> bool:
+def _only_moves_elements(node: Node) -> bool:
     """Whether an op only moves elements of its one operand, which commutes with widening them."""
     if len(node.inputs) != 1 or node.op.multi or node.op.effects:
         return False

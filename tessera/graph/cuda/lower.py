@@ -43,7 +43,7 @@ from .kernels.fold_keys import schedule_key, schedule_key_bits, schedule_keys
 from .kernels.gathered_rows import schedule_dots
 from .kernels.gathers import around
 from .kernels.generate_kernels import kernel_of
-from .kernels.group_statements import COLUMNS, placed
+from .kernels.group_statements import COLUMNS, depends_on_index
 from .kernels.group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
 from .kernels.key_merges import schedule_merge_cuts, schedule_merge_keys
 from .kernels.long_strips import add_long_strips, long_strips
@@ -226,7 +226,7 @@ class _KernelSchedule(ScheduleBuilder):
                      extent="N")
             return
         row = flat_rows(frame, reads, writes, bits)
-        if row and group.batch is None and not any(map(placed, steps)):
+        if row and group.batch is None and not any(map(depends_on_index, steps)):
             s = choose_schedule.for_loop((prod(group.space),), bits)
             self.add("loop", group.space, reads, writes, steps, s,
                      (choose_schedule.blocks(prod(group.space), s.n),),

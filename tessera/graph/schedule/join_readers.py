@@ -34,7 +34,7 @@ def join_readers(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
             one = out[i]
             if len(one.nodes) + len(group.nodes) <= MAX_OPS and all(
                     made_at.get(v, -1) < i for v in group.inputs):
-                out[i], at = _joined(one, group), i
+                out[i], at = _merge_groups(one, group), i
                 break
         else:
             if key is not None:
@@ -58,7 +58,7 @@ def join_column_sums(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
         at = first.get(key) if key is not None else None
         if at is not None and len(out[at].nodes) < MOST_SUMS and (
                 group.inputs[0] not in out[at].inputs):
-            out[at] = _joined(out[at], group)
+            out[at] = _merge_groups(out[at], group)
             continue
         if key is not None:
             first[key] = len(out)
@@ -81,7 +81,7 @@ def _reads(group: FusionGroup) -> object:
     return (group.space, whole) if group.kind == "loop" and whole else None
 
 
-def _joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
+def _merge_groups(a: FusionGroup, b: FusionGroup) -> FusionGroup:
     return FusionGroup(a.kind, a.space, [*a.nodes, *b.nodes],
                        list(dict.fromkeys((*a.inputs, *b.inputs))), [*a.outputs, *b.outputs])
 

@@ -292,7 +292,7 @@ def offload(x: Tensor) -> None:
             offload(x.scale)
 
 
-def bring(x: Tensor, wait: bool = False) -> None:
+def begin_upload(x: Tensor, wait: bool = False) -> None:
     """Begin to copy an offloaded tensor back. wait: what is launched from here on comes behind."""
     memory = x.storage
     if isinstance(memory, OffloadedBuffer):
@@ -301,7 +301,7 @@ def bring(x: Tensor, wait: bool = False) -> None:
             if wait:
                 assert memory.pointer
         if x.scale is not None:
-            bring(x.scale, wait)
+            begin_upload(x.scale, wait)
 
 
 @reader(Resident, place=lambda x: x.storage.device.index, pointer="{}.memory.pointer",
@@ -400,5 +400,5 @@ def from_dlpack(x: Any) -> Tensor:
     return Tensor(array, as_type(array.dtype))
 
 
-__all__ = ["Resident", "adopted", "as_bytes", "bring", "from_bytes", "from_dlpack", "offload",
-           "on_gpu", "on_host"]
+__all__ = ["Resident", "adopted", "as_bytes", "begin_upload", "from_bytes", "from_dlpack",
+           "offload", "on_gpu", "on_host"]

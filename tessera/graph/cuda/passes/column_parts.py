@@ -31,7 +31,8 @@ Sum = tuple[Value, Shape]  # what is summed, and the axes
 def variances_of_parts(graph: Graph) -> Graph:
     """The graph with such sums. Stands behind the passes that merge what is the same."""
     made = producers_of(graph)
-    found = {n: s for n in graph.nodes if (s := _variance(n, made)) is not None and _parts(*s)}
+    found = {n: s for n in graph.nodes if (s := _variance(n, made)) is not None
+             and _split_shape(*s)}
     known, sums = set(found.values()), dict[Sum, tuple[Value, Value]]()
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -80,7 +81,7 @@ def _variance(node: Node, made: dict[Value, Node]) -> Sum | None:
     return (x, axis) if abs(share.attrs["value"] * count - 1) < 1e-6 else None
 
 
-def _parts(x: Value, axis: Shape) -> Shape:
+def _split_shape(x: Value, axis: Shape) -> Shape:
     """x as [parts, rows of a part, ..., columns], or [images, channels, rows]; () where it has no
     such parts, or few rows."""
     shape = extents_of(x)
@@ -97,7 +98,7 @@ def _parts(x: Value, axis: Shape) -> Shape:
 
 def _of_parts(rw: Rewriter, old: Value, axis: Shape, x: Value) -> tuple[Value, Value]:
     """The sum, and that of the squares of distances from the mean."""
-    shape, n = _parts(old, axis), prod(extents_of(old)[a] for a in axis)
+    shape, n = _split_shape(old, axis), prod(extents_of(old)[a] for a in axis)
     inner = 1 if axis == tuple(range(old.aval.ndim - 1)) else len(shape) - 1
     part = shape[inner]
 

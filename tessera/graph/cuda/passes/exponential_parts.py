@@ -32,15 +32,15 @@ def exponentials_of_parts(graph: Graph) -> Graph:
     """The graph with such sums, and the maxima that they are about."""
     made = producers_of(graph)
     found = {n: s for n in graph.nodes if (s := _exponentials(n, made)) is not None
-             and _parts(*s[:2])}
-    known, parts_by = {s[:2] for s in found.values()}, dict[Sum, _Parts]()
+             and _split_shape(*s[:2])}
+    known, parts_by = {s[:2] for s in found.values()}, dict[Sum, _PartialSums]()
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         x, axis, guarded = found.get(node) or (*(_largest(node) or (None, ())), False)
         if x is None or (x, axis) not in known:
             return None
         if (x, axis) not in parts_by:
-            parts_by[x, axis] = _Parts(rw, x, axis)
+            parts_by[x, axis] = _PartialSums(rw, x, axis)
         parts = parts_by[x, axis]
         out = parts.total(rw, guarded) if node in found else parts.whole
         shape = node.outputs[0].aval.shape
@@ -80,7 +80,7 @@ def _exponentials(node: Node, made: dict[Value, Node]) -> tuple[Value, Shape, bo
     return away.inputs[0], total[1], chosen is not None
 
 
-def _parts(x: Value, axis: Shape) -> Shape:
+def _split_shape(x: Value, axis: Shape) -> Shape:
     """x as [A, parts, rows of a part, C]; () where it has no such parts, few rows or elements, or
     many groups of columns."""
     shape, first, last = extents_of(x), axis[0], axis[-1] + 1
@@ -91,12 +91,12 @@ def _parts(x: Value, axis: Shape) -> Shape:
     return (A, R // rows, rows, C) if fit else ()
 
 
-class _Parts:
+class _PartialSums:
     """largest: of the parts, each with the sum of the exponentials of its elements, less the
     largest or, where that is an infinity, less 0.  whole: the largest of all."""
 
     def __init__(self, rw: Rewriter, old: Value, axis: Shape):
-        x = reshaped(rw, rw.env[old], _parts(old, axis))
+        x = reshaped(rw, rw.env[old], _split_shape(old, axis))
         self.largest = _reduced(rw, "reduce_max", x, 2)
         power = rw.emit("exp", rw.emit("sub", x, _finite(rw, self.largest)))
         self.sums = _reduced(rw, "reduce_sum", power, 2)

@@ -44,8 +44,8 @@ def _finished(graph: Graph) -> set[Node]:
     for node in graph.nodes:
         if node.op.reduction:
             numbers |= {v: v.aval.shape for v in node.outputs}
-        elif node.op.name == "reshape" and (x := node.inputs[0]) in numbers and _same(
-                x, node.outputs[0]):
+        elif node.op.name == "reshape" and (x := node.inputs[0]) in numbers and \
+                _differ_by_unit_axes(x, node.outputs[0]):
             numbers[node.outputs[0]] = numbers[x]
         elif (extents := _extents(node, maker, numbers)) is not None:
             found.add(node)
@@ -53,7 +53,7 @@ def _finished(graph: Graph) -> set[Node]:
 
     def meets_others(v: Value) -> bool:
         return any(meets_others(n.outputs[0]) if n.op.name == "reshape" else n.op.name in MOVES or
-                   n not in found and is_plain_loop(n) and _same(v, n.outputs[0])
+                   n not in found and is_plain_loop(n) and _differ_by_unit_axes(v, n.outputs[0])
                    for n in readers.get(v, ()))
 
     for node in reversed(graph.nodes):
@@ -77,7 +77,7 @@ def _extents(node: Node, maker: dict[Value, Node], numbers: dict[Value, tuple]) 
     return extents.pop()
 
 
-def _same(x: Value, y: Value) -> bool:
+def _differ_by_unit_axes(x: Value, y: Value) -> bool:
     """Whether they differ in axes of one element at most."""
     return [n for n in x.aval.shape if n != 1] == [n for n in y.aval.shape if n != 1]
 

@@ -23,7 +23,7 @@ def join_exchanges(graph: Graph) -> Graph:
     brought = set[Value]()
 
     def close() -> None:
-        out.extend([_joined(run)] if run else [])
+        out.extend([_merged_exchange(run)] if run else [])
         out.extend(behind)
         run.clear()
         behind.clear()
@@ -51,7 +51,7 @@ def _key(node: Node) -> tuple:
     return node.op, sorted((k, str(v)) for k, v in node.attrs.items() if k != "what")
 
 
-def _joined(run: list[Node]) -> Node:
+def _merged_exchange(run: list[Node]) -> Node:
     first = run[0]
     if len(run) == 1:
         return first

@@ -23,7 +23,7 @@ from ...ops.kernel import KERNEL
 from ...schedule.library_call import LibraryCall
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter
-from .library_ops import joined, quickest_blocks, swaps_last
+from .library_ops import merged_line, quickest_blocks, swaps_last
 from .move_passes import is_plain_loop, is_row
 from .replace_nodes import Replacement, replace_nodes
 
@@ -129,7 +129,7 @@ def _copies_nothing(chains: Sequence[_Chain], readers: _Readers) -> bool:
     """Whether the operands are made here, or lie side by side already, and no part is a result,
     which has memory of its own."""
     right = [c.product.inputs[1] for c in chains]
-    there = _whole(right, readers.maker) is not None or all(
+    there = _common_value(right, readers.maker) is not None or all(
         _is_made_anywhere(v, readers) for v in right)
     return there and not any(readers.becomes_result(c.end) for c in chains)
 
@@ -220,7 +220,8 @@ def _of_one_life(chains: Sequence[_Chain], readers: _Readers) -> list[list[_Chai
 
 
 # --- the joined matmul --------------------------------------------------------------------------
-def _whole(values: Sequence[Value], maker: Mapping[Value, Node]) -> tuple[Value, int, int] | None:
+def _common_value(values: Sequence[Value], maker: Mapping[Value, Node]) -> tuple[Value, int,
+                                                                                 int] | None:
     """The value of which others are columns [begin:end], side by side."""
     source, begin, at = None, 0, None
     for v in values:
@@ -238,7 +239,7 @@ def _whole(values: Sequence[Value], maker: Mapping[Value, Node]) -> tuple[Value,
 
 def _side_by_side(rw: Rewriter, values: Sequence[Value]) -> Value:
     """Values joined along the last axis; of transposed ones what lies there is."""
-    there = _whole(values, rw.producer)
+    there = _common_value(values, rw.producer)
     if there is not None:
         source, begin, end = there
         return source if (begin, end) == (0, extents_of(source)[-1]) else columns_of(
@@ -257,7 +258,7 @@ def _replacement(chains: Sequence[_Chain]) -> Replacement:
     reads = tuple(v for n in nodes for v in n.inputs if v not in made)
 
     def write(rw: Rewriter) -> None:
-        whole, at = _joined(rw, chains), 0
+        whole, at = _merged_matmul(rw, chains), 0
         for c in chains:
             end = at + extents_of(c.end)[-1]
             rw.where = c.nodes[-1].where
@@ -274,13 +275,13 @@ def columns_of(rw: Rewriter, x: Value, begin: int, end: int) -> Value:
                    stops=(*shape[:-1], end), steps=(1,) * len(shape))
 
 
-def _joined(rw: Rewriter, chains: Sequence[_Chain]) -> Value:
+def _merged_matmul(rw: Rewriter, chains: Sequence[_Chain]) -> Value:
     first = chains[0].product
-    rw.where = joined(first.where, [c.product for c in chains])
+    rw.where = merged_line(first.where, [c.product for c in chains])
     right = _side_by_side(rw, [rw.env[c.product.inputs[1]] for c in chains])
     whole = rw.emit("matmul", rw.env[first.inputs[0]], right, **first.attrs)
     for nodes in zip(*(c.nodes[1:] for c in chains), strict=True):
-        rw.where = joined(nodes[0].where, list(nodes))
+        rw.where = merged_line(nodes[0].where, list(nodes))
         whole = _step(rw, nodes, chains, whole)
     return whole
 

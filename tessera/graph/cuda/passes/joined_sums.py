@@ -15,7 +15,7 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import column_sum_axes
 from ...simplify import Rewriter
 from .joined_products import columns_of
-from .library_ops import joined
+from .library_ops import merged_line
 from .replace_nodes import Replacement, replace_nodes
 
 Path = tuple[Node, ...]  # casts of a value, and a sum over its rows
@@ -33,14 +33,14 @@ def join_sums(graph: Graph) -> Graph:
         if not shape or join.attrs["axis"] != len(shape) - 1 or (
                 len(set(join.inputs)) < len(join.inputs)):
             continue
-        for paths in _alike(join, maker, readers):
+        for paths in _equal_sums(join, maker, readers):
             if taken.isdisjoint(p[-1] for p in paths):
                 taken.update(p[-1] for p in paths)
                 found.append(_replacement(join, paths))
     return replace_nodes(graph, found)
 
 
-def _alike(join: Node, maker: Makers, readers: Readers) -> list[list[Path]]:
+def _equal_sums(join: Node, maker: Makers, readers: Readers) -> list[list[Path]]:
     """Sums that all parts of a joined value have, part by part."""
     each = [dict[Any, Path]() for _ in join.inputs]
     for some, part in zip(each, join.inputs, strict=True):
@@ -81,7 +81,7 @@ def _replacement(join: Node, paths: Sequence[Path]) -> Replacement:
 
     def write(rw: Rewriter) -> None:
         *casts, last = paths[0]
-        rw.where = joined(last.where, [p[-1] for p in paths])
+        rw.where = merged_line(last.where, [p[-1] for p in paths])
         x, at = rw.env[join.outputs[0]], 0
         x = rw.emit("reshape", x, shape=(*extents_of(last.inputs[0])[:-1], extents_of(x)[-1]))
         for node in (*casts, last):

@@ -56,7 +56,7 @@ def open_long_losses(graph: Graph) -> Graph:
         if x is None or not _in_parts(shape):
             return None
         cast = rw.made_by(inputs[0], "cast")
-        return _parts(rw, inputs[0] if cast is None else cast.inputs[0], inputs, node)
+        return _partial_losses(rw, inputs[0] if cast is None else cast.inputs[0], inputs, node)
 
     return remove_dead(rebuild(graph, visit))
 
@@ -66,7 +66,7 @@ def _in_parts(shape: tuple[Any, ...]) -> bool:
     return whole and N >= LEAST and N % PART == 0 and FEWEST <= prod(shape) // PART < MOST // PART
 
 
-def _parts(rw: Rewriter, x: Value, inputs: tuple[Value, ...], node: Node) -> Value:
+def _partial_losses(rw: Rewriter, x: Value, inputs: tuple[Value, ...], node: Node) -> Value:
     wide, label = inputs[0].aval.type, inputs[1]
     M, N, accum = prod(x.aval.shape[:-1]), x.aval.shape[-1], node.attrs["accum"]
     rows = rw.emit("reshape", x, shape=(M * N // PART, PART))

@@ -10,7 +10,7 @@ from ...ir import Graph, Node, Value, readers_of, uses
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import loop_space
 from ...simplify import Rewriter, rebuild, remove_dead
-from .library_ops import joined
+from .library_ops import merged_line
 
 MOVED = ("transpose", "reshape", "concatenate")  # the result has each element of the operands once
 
@@ -52,7 +52,7 @@ def narrow_moves(graph: Graph) -> Graph:
             return None
         where = rw.where
         out = cast(rw, inputs[0], node.attrs["to"])
-        rw.where = joined(where, [node])
+        rw.where = merged_line(where, [node])
         return out
 
     return remove_dead(rebuild(graph, visit))

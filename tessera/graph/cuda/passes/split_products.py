@@ -29,7 +29,7 @@ def split_products(graph: Graph) -> Graph:
         a, b = inputs
         turned = rw.made_by(a, "transpose")
         (M, K), (_, N) = extents_of(a), extents_of(b)
-        parts = _parts(M, K, N)
+        parts = _split_count(M, K, N)
         if turned is None or parts == 1:
             return None
         (rows,) = turned.inputs
@@ -43,7 +43,7 @@ def split_products(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _parts(M: int, K: int, N: int) -> int:
+def _split_count(M: int, K: int, N: int) -> int:
     """Into how many parts of one extent the axis is split; 1: it is not."""
     groups = max(1, -(-M // BLOCK) * -(-N // BLOCK))
     most = min(K // LEAST, GROUPS // groups)

@@ -38,7 +38,8 @@ def write_turned(graph: Graph, chip: Generation) -> Graph:
     def turned(rw: Rewriter, codes: Value, v: Value) -> Value:
         key = codes, v.aval.type
         if key not in written:
-            written[key] = _turned(rw, rw.env[codes], v.aval.type, loops.turned_rows(codes))
+            written[key] = _transposed_codes(rw, rw.env[codes], v.aval.type,
+                                             loops.turned_rows(codes))
         return written[key]
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -112,7 +113,7 @@ def _read_once(graph: Graph, loops: StripLoops, codes: list[Value]) -> Graph:
     return rebuild(graph, visit) if made else graph
 
 
-def _turned(rw: Rewriter, codes: Value, kind: NumericType, rows: int) -> Value:
+def _transposed_codes(rw: Rewriter, codes: Value, kind: NumericType, rows: int) -> Value:
     """[..., C] -> [C, R], where the loop that makes the codes writes them."""
     *lead, C = extents_of(codes)
     raw, made = (Value(Aval((C, prod(lead)), t)) for t in (BYTE, kind))

@@ -28,7 +28,7 @@ class Pointed(Protocol):
     pointer: int
 
 
-class Place:
+class BufferAddress:
     """Where a buffer lies in the call under way, or a part of it."""
 
     __slots__ = ("pointer",)
@@ -70,4 +70,4 @@ class PlacedLaunch:
         return recipe
 
 
-__all__ = ["Place", "PlacedLaunch"]
+__all__ = ["BufferAddress", "PlacedLaunch"]

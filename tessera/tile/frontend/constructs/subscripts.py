@@ -165,7 +165,7 @@ def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
         at, named = parts.index(...), sum(p is not None for p in parts) - 1
         parts = [*parts[:at], *[AxisSlice(None, None, ":")] * (rank - named), *parts[at + 1:]]
     whole = [p for p in parts if p is not None]
-    plain = all(_known(p) or isinstance(p, AxisSlice) and p.lo is None and p.hi is None
+    plain = all(_is_constant_index(p) or isinstance(p, AxisSlice) and p.lo is None and p.hi is None
                 for p in whole)
     if not plain or len(whole) != rank:
         t.fail(f"an element or part of {describe(x)}",
@@ -173,19 +173,19 @@ def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
                "known when the kernel is compiled; store it to a shared buffer to index it "
                "otherwise, or use a reduction")
     for axis, p in reversed([*enumerate(whole)]):
-        if _known(p):
-            x = _one(t, x, axis, p)
-    for axis, p in enumerate(p for p in parts if not _known(p)):
+        if _is_constant_index(p):
+            x = _one_element(t, x, axis, p)
+    for axis, p in enumerate(p for p in parts if not _is_constant_index(p)):
         if p is None:
             x = t.ir.expand(x, axis)
     return x
 
 
-def _known(p: Any) -> bool:
+def _is_constant_index(p: Any) -> bool:
     return isinstance(p, int) and not isinstance(p, bool)
 
 
-def _one(t: KernelTracer, x: Handle, axis: int, at: int) -> Handle:
+def _one_element(t: KernelTracer, x: Handle, axis: int, at: int) -> Handle:
     extent = x.type.shape[axis]  # type: ignore[union-attr]
     if not -extent <= at < extent:
         t.fail(f"element {at} along axis {axis} of {describe(x)}", f"-{extent} to {extent - 1}")

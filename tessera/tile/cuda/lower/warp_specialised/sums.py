@@ -20,8 +20,9 @@ def defer_sums(nodes: Nodes, maker: Maker, rows: int) -> Nodes:
     """The greatest set of values that may stay summands, made so. rows: of accumulators; tiles with
     others do not lie as these, with four lanes to a row."""
     made, joined = _definitions(nodes)
-    partial = {v for v in (*made, *joined) if v not in made or _shares(made[v], maker, rows)}
-    for linear in (any, _one):  # a factor leaves the set before products of two are judged
+    partial = {v for v in (*made, *joined) if v not in made or _is_shared_row_sum(made[v], maker,
+                                                                                  rows)}
+    for linear in (any, _exactly_one):  # a factor leaves the set before products of two are judged
         while bad := {v for v in partial if not _may(v, made, joined, partial, linear)}:
             partial -= bad
     partial = _fed(partial, made, joined)
@@ -50,12 +51,12 @@ def _is_row(type: object) -> bool:
     return isinstance(type, TileType) and len(type.shape) == 1 and type.dtype.name == "f32"
 
 
-def _shares(op: Op, maker: Maker, rows: int) -> bool:
+def _is_shared_row_sum(op: Op, maker: Maker, rows: int) -> bool:
     """Whether a row sum, if it is one, is of a tile with so many rows."""
     return op.name != "reduce_sum" or maker.type(op.args[0]).shape[0] == rows  # type: ignore[union-attr]
 
 
-def _one(inside: list[bool]) -> bool:
+def _exactly_one(inside: list[bool]) -> bool:
     return inside.count(True) == 1
 
 
