@@ -38,13 +38,13 @@ from .measure import (
     measure_spellings,
     measure_start,
     need_torch,
-    torch_products,
+    torch_matmuls,
     torch_side,
 )
 from .models.record import StepModel
 from .record import folder, write
 from .report import products_text, spellings_text, step_text
-from .step_products import measure_products
+from .step_matmuls import measure_matmuls
 
 INTERMIXED = True  # options in front of models, too
 # Folders of compiled code: ours, then those of PyTorch's compiler.
@@ -190,9 +190,9 @@ def run_side(args: argparse.Namespace, model: StepModel) -> dict[str, Any]:
         clock = SustainedClock(device(), rounds=args.rounds)
         if clock.no_energy:
             print_progress(f"without energy: {clock.no_energy}")
-        peer = None if args.ours else torch_products().TorchProduct
+        peer = None if args.ours else torch_matmuls().TorchMatmul
         return {"model": model.figures(), "rounds": args.rounds,
-                "products": measure_products(model, clock, peer, print_progress)}
+                "products": measure_matmuls(model, clock, peer, print_progress)}
     if kind == "start":
         return {"seconds": measure_start(model, name)}
     found = measure(model, names_of(model, args.ours), args.steps, args.rounds,

@@ -9,7 +9,7 @@ from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .first_order import step_number
 from .record import OptimizerRecord, check, optimizer
-from .trained import decays_matrices
+from .trainable import decays_matrices
 
 SMALLEST_SCALE = 1e-3  # of a parameter, eps_2 of the paper
 

@@ -11,7 +11,7 @@ from ..graph.operand import compute_type, convert
 from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .record import OptimizerRecord, check, optimizer
-from .trained import decays_matrices
+from .trainable import decays_matrices
 
 if TYPE_CHECKING:
     from .orthogonal_steps import Muon

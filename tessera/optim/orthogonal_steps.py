@@ -14,7 +14,7 @@ from ..numerics import as_type
 from ..tensor import Tensor
 from .first_order import adam_change, step_number, unbias
 from .record import OptimizerRecord, check, optimizer
-from .trained import decays_matrices
+from .trainable import decays_matrices
 
 
 def hidden_matrices(path: str, param: Tensor) -> bool:

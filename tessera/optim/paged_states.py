@@ -22,7 +22,7 @@ from ..mesh.parallel.matching_layouts import is_distributed
 from ..tensor import Tensor
 from ..tile.launch.resident import begin_upload, offload
 from .record import OptimizerRecord
-from .trained import named_params
+from .trainable import named_params
 
 LEAST_BYTES = 1 << 16  # of a page on the host: shorter ones are not worth a copy, and stay
 

@@ -22,7 +22,7 @@ from ..graph.weak_numbers import is_number
 from ..mesh.parallel.matching_layouts import counter, lie_as, zeros_as
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
-from .trained import named_params
+from .trainable import named_params
 
 T = TypeVar("T")
 F64 = as_type("f64")

@@ -200,8 +200,8 @@ def rows_source(group: ScheduledGroup) -> KernelText:
 
 def _ask_near(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
     """The first groups, which begin while the kernel in front ends, have rows of several operands
-    brought to L2 meanwhile (lower/begin_early.py). Not where they take the last rows, which that
-    kernel has left there (cached_reads.py)."""
+    brought to L2 meanwhile (lower/dependent_launch.py). Not where they take the last rows, which
+    that kernel has left there (cached_reads.py)."""
     if dict(group.schedule.extra).get("LAST_FIRST"):
         return
     rows = [r for r in group.reads if all(b.pattern(r)) and r.layout is None

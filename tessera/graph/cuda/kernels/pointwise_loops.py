@@ -32,7 +32,7 @@ from ...schedule.memory_plan import fold_constants, numbers
 from ...schedule.op_ids import id_of
 from ...simplify import canonicalize, merge_common, remove_dead
 from ..choose_schedule import chosen, grid_of, power
-from ..passes.move_passes import is_plain_loop
+from ..passes.data_movement import is_plain_loop
 from .group_statements import FrameBlock, KernelValue, emit_step
 from .kernel_text import KernelText, KernelWriter
 from .spell import literal, template

@@ -71,6 +71,7 @@ from .attention_masks import (
     takes_draws,
     takes_mask,
 )
+from .data_movement import narrows
 from .modified_attention_kernels import (
     DRAW_KEYS,
     MODIFIED,
@@ -79,7 +80,6 @@ from .modified_attention_kernels import (
     lowered_sums,
     smallest_kept,
 )
-from .move_passes import narrows
 from .score_code import score_code
 
 F32, I32 = as_type("f32"), as_type("int32")

@@ -19,7 +19,7 @@ from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks
 from ..kernels.column_passes import GROUPS, SMALL
 from ..kernels.spell import COMBINE
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 Shape = tuple[int, ...]
 Cut = Callable[[Shape], Shape | None]  # the extents of an operand of a loop; None: it has none

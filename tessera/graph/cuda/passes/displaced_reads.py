@@ -18,7 +18,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.spell import is_stored, literal
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 MOST_PARTS = 4  # of a concatenation: each element is compared with where each part begins
 Part = tuple[int, int, Any]  # which operand and how much further on, or -1, 0 and a number

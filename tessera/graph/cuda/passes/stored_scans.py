@@ -15,7 +15,7 @@ from ...ir import Graph, Node, Value, readers_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.scan_kinds import SCANS
 from ..kernels.scans import keeps_f64
-from .move_passes import is_plain, widens
+from .data_movement import is_plain, widens
 
 
 def scans_of_stored(graph: Graph) -> Graph:

@@ -33,8 +33,8 @@ from ...operand import convert
 from ...ops.contract import matmul_compute
 from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 from ...simplify import Rewriter, rebuild, remove_dead
-from .few_channels import Patches, filters_from, filters_of, patches_of
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
+from .space_to_depth import Patches, filters_from, filters_of, patches_of
 
 F32 = as_type("f32")
 STEPS = 64, 32, 16  # channels of 16 bits that a copy may bring of a pixel, and depths of a step
@@ -69,7 +69,7 @@ def unfolds(node: Node, chip: Generation) -> bool:
 
 
 def has_few_channels(node: Node, chip: Generation) -> bool:
-    """Whether it is unfolded after pixels were joined (few_channels.py)."""
+    """Whether it is unfolded after pixels were joined (space_to_depth.py)."""
     first, second, out = (v.aval for v in (*node.inputs, *node.outputs))
     filters = (second if node.op is CONV_FILTER else out).shape[1]
     return (node.op is not CONV_INPUT and chip.warpgroup_matmul is not None

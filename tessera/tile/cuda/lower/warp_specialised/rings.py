@@ -37,7 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     reads,
 )
 from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import Const, For, If, Op, SSAValue, While, regions, walk
 from tessera.tile.ir.types import TileType
 

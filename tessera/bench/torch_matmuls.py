@@ -12,7 +12,7 @@ from ..graph.schedule.ir import GroupOperand
 from ..runtime.device import device
 from ..runtime.graphs import recording_stream
 from .kernel_classes import of_torch
-from .step_products import ProductRun, StepProduct
+from .step_matmuls import MatmulRun, StepMatmul
 
 TYPES = {"bf16": (torch.bfloat16, "<i2", torch.int16), "f16": (torch.float16, "<f2", None),
          "f32": (torch.float32, "<f4", None)}
@@ -36,11 +36,11 @@ def tensor(o: GroupOperand, pointer: int, owner: Any) -> torch.Tensor:
     return made if held is None else made.view(kind)
 
 
-class TorchProduct:
+class TorchMatmul:
     """torch.mm, with a bias torch.addmm, and for each pair more one that adds to it. Biases have
     the type of the result, as autocast has them."""
 
-    def __init__(self, product: StepProduct, ours: ProductRun):
+    def __init__(self, product: StepMatmul, ours: MatmulRun):
         self.product, self.ours = product, ours
         self.copies = [self._operands(i) for i in range(ours.memory.copies)]
         M, N, _ = product.pairs[0].extents
@@ -106,4 +106,4 @@ class TorchProduct:
         return " ".join(e.key for e in p.key_averages() if of_torch(e.key) == "matmul")
 
 
-__all__ = ["TorchProduct"]
+__all__ = ["TorchMatmul"]

@@ -21,7 +21,7 @@ from tessera.tile.ir.types import TileType
 MOST = 32  # elements of such a tile in a thread
 
 
-def reduce_behind_loops(function: Function, threads: int) -> Function:
+def sink_reductions(function: Function, threads: int) -> Function:
     """The function with such reductions behind their loops. threads: of a group."""
     maker, used = Maker(function), uses(function.body)
 
@@ -78,4 +78,4 @@ def _carried(maker: Maker, loop: For, at: int, made: dict[SSAValue, Op],
     return (joined, reduction) if fits else None
 
 
-__all__ = ["reduce_behind_loops"]
+__all__ = ["sink_reductions"]

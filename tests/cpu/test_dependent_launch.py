@@ -10,7 +10,7 @@ from emulator import compare
 from emulator.block import Block
 from kernels.build import build
 from tessera.runtime.target import parse_target
-from tessera.tile.cuda.lower.begin_early import begin_early
+from tessera.tile.cuda.lower.dependent_launch import use_dependent_launch
 from tessera.tile.ir.ir import Op
 
 SOURCE = """
@@ -103,9 +103,10 @@ def test_a_batch_reads_its_table_first():
     kernel[2](ts.zeros(256), ts.zeros(256))
     chip = parse_target("sm_90a").generation
     (function,) = kernel.specializations
-    names = [n.name for n in begin_early(function, chip, batched=True).body if isinstance(n, Op)]
+    batched = use_dependent_launch(function, chip, batched=True)
+    names = [n.name for n in batched.body if isinstance(n, Op)]
     assert names[0] == "grid_dependency_wait"
-    names = [n.name for n in begin_early(function, chip).body if isinstance(n, Op)]
+    names = [n.name for n in use_dependent_launch(function, chip).body if isinstance(n, Op)]
     assert names.index("prefetch_box") < names.index("grid_dependency_wait")
 
 

@@ -1,6 +1,6 @@
 """The products of a training step, each kernel as the step launches it, in a row under load.
 
-    for p in products_of(program): SustainedClock(device()).loads({"ours": ProductRun(p, ...)}, ...)
+    for p in matmuls_of(program): SustainedClock(device()).loads({"ours": MatmulRun(p, ...)}, ...)
 
 A step is limited by the GPU's power, so what counts of a product is its time at the clock that
 this leaves (runtime/sustained.py). Operands are normal numbers in memory of their own, in as many
@@ -55,7 +55,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class StepProduct:
+class StepMatmul:
     """launches: of the matmul, and of the sum of its parts.  count: how often a step has it."""
 
     launches: tuple[GroupLaunch, ...]
@@ -108,14 +108,14 @@ def step_program(model: StepModel) -> CudaProgram:
         params, first_state(model, params), x, x).graph)
 
 
-def products_of(program: CudaProgram) -> list[StepProduct]:
+def matmuls_of(program: CudaProgram) -> list[StepMatmul]:
     """Each kind once, in the order of the program."""
     found: dict[Any, list[GroupLaunch]] = {}
     for launch in program.launches:
         if isinstance(launch, GroupLaunch) and launch.group.kind == "gemm":
             shapes = tuple(shape for _, shape in launch.arguments)
             found.setdefault((launch.shared, shapes), []).append(launch)
-    return [StepProduct((each[0], *_sums(each[0], program)), len(each)) for each in found.values()]
+    return [StepMatmul((each[0], *_sums(each[0], program)), len(each)) for each in found.values()]
 
 
 def _sums(launch: GroupLaunch, program: CudaProgram) -> list[GroupLaunch]:
@@ -127,10 +127,10 @@ def _sums(launch: GroupLaunch, program: CudaProgram) -> list[GroupLaunch]:
 
 
 # --- runs -----------------------------------------------------------------------------------------
-class ProductMemory:
+class MatmulMemory:
     """Copies of all that a product reads and writes. buffers: of each copy, by name."""
 
-    def __init__(self, product: StepProduct, on: Device):
+    def __init__(self, product: StepMatmul, on: Device):
         sizes: dict[str, tuple[int, DType]] = {}
         for launch in product.launches:
             operands = *launch.group.reads, *launch.group.writes
@@ -149,10 +149,10 @@ class ProductMemory:
                 for (name, shape), o in zip(launch.arguments, operands, strict=True)]
 
 
-class ProductRun:
+class MatmulRun:
     """Calls of a product, each with the next copy of its operands."""
 
-    def __init__(self, product: StepProduct, memory: ProductMemory, on: Device):
+    def __init__(self, product: StepMatmul, memory: MatmulMemory, on: Device):
         self.memory = memory
         self.calls = [[(launch, memory.arrays(launch, i, on)) for launch in product.launches]
                       for i in range(memory.copies)]
@@ -167,22 +167,22 @@ class ProductRun:
             launch()
 
 
-def compile_runs(runs: Sequence[ProductRun], on: Device) -> None:
+def compile_runs(runs: Sequence[MatmulRun], on: Device) -> None:
     """All of their kernels, side by side."""
     compile_launches([call for run in runs for calls in run.calls for call in calls], (), (),
                      lambda name: 0, on.index)
 
 
-def measure_products(model: StepModel, clock: SustainedClock,
-                     peer: Callable[[StepProduct, ProductRun], Any] | None,
+def measure_matmuls(model: StepModel, clock: SustainedClock,
+                     peer: Callable[[StepMatmul, MatmulRun], Any] | None,
                      told: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row for each product of a step.
 
     peer: makes a run of cuBLAS on the same operands: `distance()` says how far our result lies from
     its, `kernels()` which it launches.
     """
-    on, products = device(), products_of(step_program(model))
-    ours = [ProductRun(p, ProductMemory(p, on), on) for p in products]
+    on, products = device(), matmuls_of(step_program(model))
+    ours = [MatmulRun(p, MatmulMemory(p, on), on) for p in products]
     compile_runs(ours, on)
     peers = [] if peer is None else [peer(p, run) for p, run in zip(products, ours, strict=True)]
     off = [{"off": theirs.distance()} for theirs in peers]
@@ -196,7 +196,7 @@ def measure_products(model: StepModel, clock: SustainedClock,
     return [r | o | n for r, o, n in zip(rows, off, names, strict=True)] if peers else rows
 
 
-def row(p: StepProduct, loads: dict[str, SustainedLoad]) -> dict[str, Any]:
+def row(p: StepMatmul, loads: dict[str, SustainedLoad]) -> dict[str, Any]:
     """For JSON."""
     made: dict[str, Any] = {"product": p.title, "how": p.how, "count": p.count}
     for name, load in loads.items():
@@ -207,5 +207,5 @@ def row(p: StepProduct, loads: dict[str, SustainedLoad]) -> dict[str, Any]:
     return made
 
 
-__all__ = ["OURS", "THEIRS", "ProductMemory", "ProductRun", "StepProduct", "compile_runs",
-           "measure_products", "products_of", "row", "step_program"]
+__all__ = ["OURS", "THEIRS", "MatmulMemory", "MatmulRun", "StepMatmul", "compile_runs",
+           "measure_matmuls", "matmuls_of", "row", "step_program"]

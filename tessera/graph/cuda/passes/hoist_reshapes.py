@@ -20,14 +20,14 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import loop_space
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.spell import COMBINE
-from .move_passes import is_plain_loop, widens
+from .data_movement import is_plain_loop, widens
 
 Shape = tuple[int, ...]
 _Made = dict[tuple[Value, Shape], Value]  # by what it was, in the extents of which loop
 FEW = 16  # elements for each number that is repeated along part of an axis, at least
 
 
-def make_as_read(graph: Graph) -> Graph:
+def hoist_reshapes(graph: Graph) -> Graph:
     """The graph with loops in front of reshapes in the extents of the loops behind these."""
     cutter, made = _Reshaped(graph), dict[Shape, _Made]()
 
@@ -233,4 +233,4 @@ def runs_of(atoms: Shape, shape: Shape) -> list[list[int]]:
     return found
 
 
-__all__ = ["common_axes", "make_as_read", "numbers_for"]
+__all__ = ["common_axes", "hoist_reshapes", "numbers_for"]

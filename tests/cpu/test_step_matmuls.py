@@ -17,15 +17,15 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.__main__ import main
-from tessera.bench import command, measure, step_products
+from tessera.bench import command, measure, step_matmuls
 from tessera.bench.catalogue import MODELS
 from tessera.bench.report import products_text
-from tessera.bench.step_products import (
-    ProductMemory,
-    ProductRun,
+from tessera.bench.step_matmuls import (
+    MatmulMemory,
+    MatmulRun,
     compile_runs,
-    measure_products,
-    products_of,
+    matmuls_of,
+    measure_matmuls,
     row,
     step_program,
 )
@@ -41,7 +41,7 @@ from tolerance import assert_close
 # --- which there are --------------------------------------------------------------------------
 def test_products_are_those_of_the_model() -> None:
     """Each kind once, as often as the layers have it; a sum in parts with what adds the parts."""
-    found = products_of(step_program(MODELS["gpt2-350m"].sized(layers=2)))
+    found = matmuls_of(step_program(MODELS["gpt2-350m"].sized(layers=2)))
     titles = {p.title: (p.count, p.how, len(p.launches)) for p in found}
     assert titles["nn 16384x4096x1024 + f32[4096]"] == (2, "128x256 cluster=2", 1)
     assert titles["nt 16384x50304x1024"][0] == 1
@@ -54,13 +54,13 @@ def test_products_are_those_of_the_model() -> None:
 
 
 def test_products_into_the_same_sums_are_one() -> None:
-    found = products_of(step_program(MODELS["llama"].sized(layers=1)))
+    found = matmuls_of(step_program(MODELS["llama"].sized(layers=1)))
     (two, three) = [p for p in found if len(p.pairs) > 1]
     assert two.title == "ntnt 8192x2048x8192 + 8192" and len(three.pairs) == 3
 
 
 # --- what they compute ------------------------------------------------------------------------
-def held(memory: ProductMemory, copy: int, o: Any) -> np.ndarray:
+def held(memory: MatmulMemory, copy: int, o: Any) -> np.ndarray:
     """What lies in the memory of an operand, in f64."""
     codes = np.empty(o.shape, o.type.dtype.numpy)
     memory.buffers[copy][o.name].read(codes.reshape(-1))
@@ -69,14 +69,14 @@ def held(memory: ProductMemory, copy: int, o: Any) -> np.ndarray:
 
 def test_a_call_is_the_product_of_the_next_copy(gpu: Any, apart: Any, monkeypatch: Any) -> None:
     model = small("llama").sized(B=1, layers=1)
-    products = products_of(step_program(model))
+    products = matmuls_of(step_program(model))
     p = next(p for p in products if p.group.attr("layout") == "tn")
-    monkeypatch.setattr(step_products, "CACHES", 0)
-    memory = ProductMemory(p, device())
+    monkeypatch.setattr(step_matmuls, "CACHES", 0)
+    memory = MatmulMemory(p, device())
     assert memory.copies == 1
-    memory.buffers.append(ProductMemory(p, device()).buffers[0])
+    memory.buffers.append(MatmulMemory(p, device()).buffers[0])
     memory.copies = 2
-    run = ProductRun(p, memory, device())
+    run = MatmulRun(p, memory, device())
     compile_runs([run], device())
     (pair,), out = p.pairs, p.launches[-1].group.writes[0]
     M, N, K = pair.extents
@@ -99,7 +99,7 @@ class OneCall:
 
 
 class Peer:
-    def __init__(self, product: Any, ours: ProductRun):
+    def __init__(self, product: Any, ours: MatmulRun):
         self.calls = 0
 
     def __call__(self, stream: int) -> None:
@@ -114,15 +114,15 @@ class Peer:
 
 
 def test_a_row_for_each_product(gpu: Any, apart: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(step_products, "CACHES", 0)
+    monkeypatch.setattr(step_matmuls, "CACHES", 0)
     told: list[str] = []
     model = small("gpt2-124m").sized(B=1, layers=1, vocabulary=40)
-    rows = measure_products(model, OneCall(), Peer, told.append)  # type: ignore[arg-type]
+    rows = measure_matmuls(model, OneCall(), Peer, told.append)  # type: ignore[arg-type]
     assert len(rows) == len(told) == 15
     assert all(t.endswith(": ours 100.0 us, cuBLAS 100.0 us") for t in told)
     assert rows[0]["ours"] == {"us": 100.0, "spread": 0.01, "tflops": 0.0, "watts": 500, "mj": 50.0}
     assert all(r["off"] == 1e-3 and r["kernels"] == "nvjet" and r["cuBLAS"] for r in rows)
-    alone = measure_products(model, OneCall(), None, told.append)  # type: ignore[arg-type]
+    alone = measure_matmuls(model, OneCall(), None, told.append)  # type: ignore[arg-type]
     assert all("cuBLAS" not in r and "off" not in r for r in alone)
 
 

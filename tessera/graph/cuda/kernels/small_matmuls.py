@@ -78,7 +78,7 @@ def _by_rows(node: Node, made: dict[Value, Node]) -> list[Node]:
     return nodes
 
 
-def schedule_small_products(builder: ScheduleBuilder, group: FusionGroup) -> None:
+def schedule_small_matmuls(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
     a, b = (builder.operand(v) for v in node.inputs)
     y = builder.operand(node.outputs[0])
@@ -91,7 +91,7 @@ def schedule_small_products(builder: ScheduleBuilder, group: FusionGroup) -> Non
                 alone=(a.shape[0] == 1, b.shape[0] == 1))
 
 
-def small_product_source(group: ScheduledGroup) -> KernelText:
+def small_matmul_source(group: ScheduledGroup) -> KernelText:
     w, (step,), (y,), (R, N, K) = KernelWriter(group), group.steps, group.writes, group.space
     a, b, M = group.reads[0], group.reads[-1], group.attr("rows")
     (a_turned, b_turned), (one_a, one_b) = group.attr("turned"), group.attr("alone")
@@ -120,4 +120,4 @@ def small_product_source(group: ScheduledGroup) -> KernelText:
     return w.finish_flat()
 
 
-__all__ = ["KINDS", "multiply_small", "schedule_small_products", "small_product_source"]
+__all__ = ["KINDS", "multiply_small", "schedule_small_matmuls", "small_matmul_source"]

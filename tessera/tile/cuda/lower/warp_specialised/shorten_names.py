@@ -15,7 +15,7 @@ def base_name(name: str) -> str:
     return _TAIL.sub("", name) or name
 
 
-def tidy_names(function: Function) -> Function:
+def shorten_names(function: Function) -> Function:
     """The function with its values named anew in the order of their definitions."""
     names = Names(p.value.name for p in function.params)
     table: dict[SSAValue, Operand] = {}

@@ -18,7 +18,7 @@ from ...schedule.loop_ops import loop_space
 from ..kernels.spell import template
 
 
-def repeat_parts(graph: Graph) -> Graph:
+def duplicate_parts(graph: Graph) -> Graph:
     """The graph with an op for each such part but the first."""
     makers = producers_of(graph)
     nodes: list[Node] = []
@@ -39,4 +39,4 @@ def repeat_parts(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-__all__ = ["repeat_parts"]
+__all__ = ["duplicate_parts"]

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_harness import require_gpu
 from tessera.bench.catalogue import MODELS
-from tessera.bench.step_products import measure_products
+from tessera.bench.step_matmuls import measure_matmuls
 from tessera.runtime.device import device
 from tessera.runtime.sustained import SustainedClock
 
@@ -20,10 +20,10 @@ pytest.importorskip("torch")
     ("llama", {"layers": 1, "B": 1, "d": 512, "heads": 8, "kv_heads": 2, "hidden": 1024,
                "vocabulary": 512})])
 def test_products_of_a_step_beside_cublas(name, extents):
-    from tessera.bench.torch_products import TorchProduct
+    from tessera.bench.torch_matmuls import TorchMatmul
 
     clock = SustainedClock(device(), settle_ms=1, window_ms=3, rounds=1)
-    rows = measure_products(MODELS[name].sized(**extents), clock, TorchProduct, lambda text: None)
+    rows = measure_matmuls(MODELS[name].sized(**extents), clock, TorchMatmul, lambda text: None)
     assert len(rows) >= 10
     for r in rows:
         assert r["ours"]["us"] > 1 and r["cuBLAS"]["us"] > 1 and r["kernels"], r

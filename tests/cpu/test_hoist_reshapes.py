@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.passes.made_as_read import common_axes, numbers_for
+from tessera.graph.cuda.passes.hoist_reshapes import common_axes, numbers_for
 from tolerance import assert_close
 
 bf16 = ts.bf16
@@ -50,8 +50,8 @@ def test_a_loop_behind_a_reshape_is_the_loop_in_front(rng, monkeypatch):
 
     assert kinds(plain, x, y) == ["loop"]
     check(plain, x, y)
-    monkeypatch.setattr("tessera.graph.cuda.passes.made_as_read.LEAST_BYTES", 0)
-    monkeypatch.setattr("tessera.graph.cuda.passes.made_as_read.FEW", 1)
+    monkeypatch.setattr("tessera.graph.cuda.passes.hoist_reshapes.LEAST_BYTES", 0)
+    monkeypatch.setattr("tessera.graph.cuda.passes.hoist_reshapes.FEW", 1)
     assert kinds(weighted, x, y, w) == ["move", "loop"]  # numbers of w for each row of 40
     check(weighted, x, y, w)
 
@@ -70,7 +70,7 @@ def test_a_group_norms_gradient_writes_no_rows_of_groups(rng, monkeypatch):
 
     shape = 16, 8, 64, 64
     assert len(written(gradients, shape, (8,), (8,), shape)) == 1
-    monkeypatch.setattr("tessera.graph.cuda.passes.made_as_read.LEAST_BYTES", 0)
+    monkeypatch.setattr("tessera.graph.cuda.passes.hoist_reshapes.LEAST_BYTES", 0)
     x, d = (rng.standard_normal((3, 8, 6, 10)).astype(np.float32) for _ in range(2))
     w, c = (rng.standard_normal(8).astype(np.float32) for _ in range(2))
     check(gradients, x, w, c, d, n=240)
@@ -84,7 +84,7 @@ def test_statistics_that_read_it_all_are_no_reason_to_write_it(rng, monkeypatch)
         return ts.reshape(s, x.shape) * w[:, None, None]
 
     assert len(written(weighted, (32, 4, 64, 64), (4,))) == 1
-    monkeypatch.setattr("tessera.graph.cuda.passes.made_as_read.LEAST_BYTES", 0)
+    monkeypatch.setattr("tessera.graph.cuda.passes.hoist_reshapes.LEAST_BYTES", 0)
     check(weighted, rng.standard_normal((3, 4, 6, 10)).astype(np.float32),
           rng.standard_normal(4).astype(np.float32), n=240)
 

@@ -9,10 +9,10 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.passes import loss_parts
+from tessera.graph.cuda.passes import split_losses
 from tolerance import assert_close
 
-N = 2 * loss_parts.PART
+N = 2 * split_losses.PART
 
 
 def losses(x: Any, labels: Any, reduction: str = "none") -> Any:
@@ -26,8 +26,8 @@ def kinds(fn: Any, *xs: Any) -> list[str]:
 @pytest.mark.parametrize("wide", [True, False])
 def test_losses(wide: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with parts of nothing but -inf, with one number far above, and labels outside."""
-    monkeypatch.setattr(loss_parts, "LEAST", N)
-    monkeypatch.setattr(loss_parts, "FEWEST", 0)
+    monkeypatch.setattr(split_losses, "LEAST", N)
+    monkeypatch.setattr(split_losses, "FEWEST", 0)
     x = 3 * rng.standard_normal((6, N)).astype(np.float32)
     x[1, :N // 2], x[2, N - 1], x[3] = -np.inf, 3e4, -np.inf
     given = ts.cast(ts.tensor(x), "bf16"), ts.tensor(np.array([N, N - 1, 3, 5, N // 2, -1]),

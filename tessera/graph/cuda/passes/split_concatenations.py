@@ -20,7 +20,7 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import loop_space
 from ...schedule.region_copies import MOVES
 from ...simplify import Rewriter, rebuild, remove_dead
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 PARTS = 4  # more loops than these are not worth what they save
 WORD = 128  # bits of an access

@@ -13,7 +13,7 @@ from ..ops.contract import is_multiplied_as_stored, wide_type
 from ..simplify import Rewriter, merge_common, rebuild, remove_dead
 
 
-def widen_products(graph: Graph) -> Graph:
+def widen_matmuls(graph: Graph) -> Graph:
     """The graph with every matmul in the wide type of its operands."""
     if not any(map(_narrow, graph.nodes)):
         return graph
@@ -50,4 +50,4 @@ def _only_moves_elements(node: Node) -> bool:
     return same and node.op.operations is flops.none
 
 
-__all__ = ["widen_products"]
+__all__ = ["widen_matmuls"]

@@ -19,7 +19,7 @@ LEAST = 256  # rows of a part
 GROUPS = 264  # about two for each multiprocessor of a large GPU
 
 
-def split_products(graph: Graph) -> Graph:
+def split_k(graph: Graph) -> Graph:
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "matmul" or any(
                 v.aval.type.dtype.name != "f32" or v.aval.ndim != 2
@@ -50,4 +50,4 @@ def _split_count(M: int, K: int, N: int) -> int:
     return next((p for p in range(most, 3, -1) if K % p == 0), 1)
 
 
-__all__ = ["split_products"]
+__all__ = ["split_k"]

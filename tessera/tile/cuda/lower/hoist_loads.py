@@ -21,7 +21,7 @@ from tessera.tile.ir.types import TileType, View
 MOST_BITS = 512  # of what a thread asks for early
 
 
-def load_early(function: Function, threads: int) -> Function:
+def hoist_loads(function: Function, threads: int) -> Function:
     """The function with loads that stand behind the first reduction in front of it."""
     body = function.body
     first = next((i for i, n in enumerate(body)
@@ -63,4 +63,4 @@ def _is_near(kind: object) -> bool:
     return isinstance(kind, View) and kind.space == "global" and kind.dtype.bits <= 32
 
 
-__all__ = ["load_early"]
+__all__ = ["hoist_loads"]

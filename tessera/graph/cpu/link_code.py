@@ -1,6 +1,6 @@
 """Object code of x86-64 linked into this process: sections copied, addresses written into them.
 
-    placed = PlacedCode(code)        # an ELF relocatable file
+    placed = LinkedCode(code)        # an ELF relocatable file
     placed.address("symbol")
 
 Loops are compiled for the large code model, so whatever they refer to is a word of 64 bits
@@ -54,7 +54,7 @@ class ObjectSymbol(NamedTuple):
     size: int
 
 
-class PlacedCode:
+class LinkedCode:
     """The code and constants of an object file, in memory that is executed and not written.
 
     Raises CompileError for what is no such file of x86-64, another kind of relocation, and
@@ -161,4 +161,4 @@ def _protect(start: int, extent: int) -> None:
                            hint="a rule of this machine forbids it to Python, as SELinux can")
 
 
-__all__ = ["PlacedCode"]
+__all__ = ["LinkedCode"]

@@ -19,7 +19,7 @@ NEAR = ("loop", "move", "view")
 MOST_SUMS = 4  # over leading axes in one group
 
 
-def join_readers(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
+def merge_loops(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
     """The groups, in an order in which each runs after those it reads. A loop joins an earlier one
     of the same space that reads the same values of it, if all else that it reads is there by then.
     """
@@ -44,7 +44,7 @@ def join_readers(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
     return out
 
 
-def join_column_sums(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
+def merge_column_sums(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
     """The groups, with sums over leading axes of values that one group makes as one: they are there
     at one time, as those of a norm's weights are. As a batch each block would find its sum in a
     table first: layer norm's gradient of 1024, 16384, 65536 and 131072 columns takes 110.5 us in
@@ -86,4 +86,4 @@ def _merge_groups(a: FusionGroup, b: FusionGroup) -> FusionGroup:
                        list(dict.fromkeys((*a.inputs, *b.inputs))), [*a.outputs, *b.outputs])
 
 
-__all__ = ["join_column_sums", "join_readers"]
+__all__ = ["merge_column_sums", "merge_loops"]

@@ -12,9 +12,9 @@ import sys
 import pytest
 
 import tessera as ts
-from tessera.graph.cpu import kernel, load, place_code
+from tessera.graph.cpu import kernel, link_code, load
+from tessera.graph.cpu.link_code import LinkedCode
 from tessera.graph.cpu.machine_code import obtain
-from tessera.graph.cpu.place_code import PlacedCode
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="code of x86-64")
 
@@ -34,16 +34,16 @@ def compiled() -> tuple[bytes, str]:
 
 
 def test_the_words_are_those_that_llvm_s_linker_writes(compiled: tuple[bytes, str]) -> None:
-    """Each by place_code.py, and by LLVM at its own addresses: constants are told by what they
+    """Each by link_code.py, and by LLVM at its own addresses: constants are told by what they
     hold, functions by where they lie."""
     code, name = compiled
-    ours = PlacedCode(code)
+    ours = LinkedCode(code)
     theirs = load._linked_by_llvm(code, name)
     begin = ours.address(name)
     text = next(s for s in ours.symbols if ours._text(ours._strings, s.name) == name)
     checked = 0
     for s in ours.sections:
-        if s.kind != place_code.RELA or s.info != text.section:
+        if s.kind != link_code.RELA or s.info != text.section:
             continue
         for at in range(s.offset, s.offset + s.size, 24):
             offset, info, _ = struct.unpack_from("<QQq", code, at)
@@ -51,7 +51,7 @@ def test_the_words_are_those_that_llvm_s_linker_writes(compiled: tuple[bytes, st
             if not 0 <= delta < text.size:
                 continue
             a, b = (ctypes.c_uint64.from_address(x + delta).value for x in (begin, theirs))
-            outside = ours.symbols[info >> 32].section == place_code.UNDEFINED
+            outside = ours.symbols[info >> 32].section == link_code.UNDEFINED
             assert a == b if outside else ctypes.string_at(a, 4) == ctypes.string_at(b, 4)
             checked += 1
     assert checked > 5
@@ -60,7 +60,7 @@ def test_the_words_are_those_that_llvm_s_linker_writes(compiled: tuple[bytes, st
 
 def test_code_is_executed_and_not_written(compiled: tuple[bytes, str]) -> None:
     code, name = compiled
-    placed = PlacedCode(code)
+    placed = LinkedCode(code)
     at = placed.address(name)
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -73,17 +73,17 @@ def test_code_is_executed_and_not_written(compiled: tuple[bytes, str]) -> None:
 
 def changed(code: bytes, what: str) -> bytes:
     """Of the first relocation in the code: another kind; or its function has another name."""
-    placed = PlacedCode(code)
+    placed = LinkedCode(code)
     made = bytearray(code)
     for s in placed.sections:
-        if s.kind != place_code.RELA or s.info not in placed.bases:
+        if s.kind != link_code.RELA or s.info not in placed.bases:
             continue
         for at in range(s.offset, s.offset + s.size, 24):
             symbol = placed.symbols[struct.unpack_from("<Q", code, at + 8)[0] >> 32]
             if what == "kind":
                 struct.pack_into("<I", made, at + 8, 2)  # R_X86_64_PC32
                 return bytes(made)
-            if symbol.section == place_code.UNDEFINED:
+            if symbol.section == link_code.UNDEFINED:
                 made[placed._strings.offset + symbol.name] = ord("Q")
                 return bytes(made)
     raise AssertionError("nothing to change")
@@ -94,7 +94,7 @@ def changed(code: bytes, what: str) -> bytes:
     ("name", "compiled loops call Q.*, which this process does not have")])
 def test_what_cannot_be_linked_is_said(compiled: tuple[bytes, str], what: str, said: str) -> None:
     with pytest.raises(ts.CompileError, match=said):
-        PlacedCode(changed(compiled[0], what))
+        LinkedCode(changed(compiled[0], what))
 
 
 def test_what_is_no_object_code_is_said(compiled: tuple[bytes, str]) -> None:
@@ -102,9 +102,9 @@ def test_what_is_no_object_code_is_said(compiled: tuple[bytes, str]) -> None:
     struct.pack_into("<H", arm, 18, 183)  # EM_AARCH64
     for code in (b"", b"\x7fELF", bytes(arm)):
         with pytest.raises(ts.CompileError, match=r"no object code of x86-64"):
-            PlacedCode(code)
+            LinkedCode(code)
     with pytest.raises(ts.CompileError, match="have no symbol nothing"):
-        PlacedCode(compiled[0]).address("nothing")
+        LinkedCode(compiled[0]).address("nothing")
 
 
 PROGRAM = """

@@ -30,7 +30,7 @@ ROWS = 8  # that a group puts together
 LEAST, FEWEST, MOST = 1 << 14, 2048, 1 << 31  # columns of a row; parts, elements of all rows
 
 
-def open_long_losses(graph: Graph) -> Graph:
+def split_long_losses(graph: Graph) -> Graph:
     """The graph with such losses of rows that nothing else is computed of."""
     readers, results = readers_of(graph), set(graph.outputs)
 
@@ -91,4 +91,4 @@ def _partial_losses(rw: Rewriter, x: Value, inputs: tuple[Value, ...], node: Nod
     return rw.emit("reshape", made.outputs[0], shape=node.outputs[0].aval.shape)
 
 
-__all__ = ["open_long_losses"]
+__all__ = ["split_long_losses"]

@@ -14,8 +14,8 @@ from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import column_sum_axes
 from ...simplify import Rewriter
-from .joined_products import columns_of
 from .library_ops import merged_line
+from .merge_matmuls import columns_of
 from .replace_nodes import Replacement, replace_nodes
 
 Path = tuple[Node, ...]  # casts of a value, and a sum over its rows
@@ -23,7 +23,7 @@ Makers = Mapping[Value, Node]
 Readers = Mapping[Value, Sequence[Node]]
 
 
-def join_sums(graph: Graph) -> Graph:
+def merge_sums(graph: Graph) -> Graph:
     """The graph with sums over all rows of values that are joined along columns as parts of one."""
     maker, readers = producers_of(graph), readers_of(graph)
     found, taken = list[Replacement](), set[Node]()
@@ -94,4 +94,4 @@ def _replacement(join: Node, paths: Sequence[Path]) -> Replacement:
     return Replacement(tuple(p[-1] for p in paths), (join.outputs[0],), write)
 
 
-__all__ = ["join_sums"]
+__all__ = ["merge_sums"]

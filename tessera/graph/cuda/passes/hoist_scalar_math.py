@@ -12,10 +12,10 @@ from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.region_copies import MOVES
 from ...simplify import Rewriter, rebuild
 from ..kernels.spell import template
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 
-def finish_numbers(graph: Graph) -> Graph:
+def hoist_scalar_math(graph: Graph) -> Graph:
     finished = _finished(graph)
 
     def reduced(rw: Rewriter, v: Value) -> Value:
@@ -86,4 +86,4 @@ def _is_number(made: Node | None) -> bool:
     return made is not None and made.op.name == "constant" and not made.outputs[0].aval.ndim
 
 
-__all__ = ["finish_numbers"]
+__all__ = ["hoist_scalar_math"]

@@ -36,7 +36,7 @@ for i in range(down):
 
 
 @dataclass(frozen=True)
-class Dealing:
+class PhaseSplit:
     """How a channel of images of so many rows and columns is padded and dealt."""
 
     shape: Ints
@@ -89,4 +89,4 @@ def _inside_image(n: int, count: int, at: int, step: int) -> Ints:
     return first, max(first, min(count, (n - 1 - at) // step + 1)), at + first * step
 
 
-__all__ = ["Dealing", "channel_source"]
+__all__ = ["PhaseSplit", "channel_source"]

@@ -16,7 +16,7 @@ LYING = ("view", "move")  # kinds that may be no launch: their result lies where
 APART = (*IN_TURN, "exchange", "library")  # whose place in the program others rely on
 
 
-def make_last_what_is_read_next(groups: Sequence[FusionGroup], target: ScheduleTarget
+def order_for_cache(groups: Sequence[FusionGroup], target: ScheduleTarget
                                 ) -> list[FusionGroup]:
     """The groups in such an order: what stands between one and its first reader, a few places
     behind it, and waits for neither, comes in front of both."""
@@ -43,4 +43,4 @@ def make_last_what_is_read_next(groups: Sequence[FusionGroup], target: ScheduleT
     return [groups[i] for i in order]
 
 
-__all__ = ["make_last_what_is_read_next"]
+__all__ = ["order_for_cache"]

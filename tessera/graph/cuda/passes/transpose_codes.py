@@ -25,7 +25,7 @@ from .library_ops import reads_rows_alone, swaps_last
 from .packed_values import BYTE, FROM_BYTES
 
 
-def write_turned(graph: Graph, chip: Generation) -> Graph:
+def write_transposed_codes(graph: Graph, chip: Generation) -> Graph:
     """The graph with operands of matmuls of which columns are contracted as what the loops that
     make them write transposed."""
     how = chip.warpgroup_matmul
@@ -123,4 +123,4 @@ def _transposed_codes(rw: Rewriter, codes: Value, kind: NumericType, rows: int) 
     return made
 
 
-__all__ = ["write_turned"]
+__all__ = ["write_transposed_codes"]

@@ -26,7 +26,7 @@ NEXT = "launch_dependents"
 NEAR = "prefetch_box"
 
 
-def begin_early(function: Function, chip: Generation, batched: bool = False) -> Function:
+def use_dependent_launch(function: Function, chip: Generation, batched: bool = False) -> Function:
     """The function with a wait in front of all it does, where the chip launches so. batched: what
     differs between calls is read from a table."""
     names = {n.name for n in walk(function.body) if isinstance(n, Op)}
@@ -55,4 +55,4 @@ def _only_asks(node: Node) -> bool:
             n.name == NEAR or OPS[n.name].effect == "pure") for n in walk((node,)))
 
 
-__all__ = ["begin_early"]
+__all__ = ["use_dependent_launch"]

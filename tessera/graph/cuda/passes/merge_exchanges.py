@@ -15,7 +15,7 @@ from dataclasses import replace
 from ...ir import Graph, Node, Value
 
 
-def join_exchanges(graph: Graph) -> Graph:
+def merge_exchanges(graph: Graph) -> Graph:
     """Collectives with nothing but views between them, of one op and the same ranks, as one."""
     out: list[Node] = []
     run: list[Node] = []
@@ -61,4 +61,4 @@ def _merged_exchange(run: list[Node]) -> Node:
                    attrs=first.attrs | {"what": what})
 
 
-__all__ = ["join_exchanges"]
+__all__ = ["merge_exchanges"]

@@ -7,7 +7,7 @@ import pytest
 
 from emulator.launch import compare
 from kernels.build import build
-from tessera.tile.cuda.lower.load_early import load_early
+from tessera.tile.cuda.lower.hoist_loads import hoist_loads
 
 BETWEEN = {"nothing": "", "a write": "    O[0, 0:32] = 1.0\n", "a barrier": "    tile.barrier()\n"}
 
@@ -28,7 +28,7 @@ def k(X: Tensor[2, {columns}, f32], Y: Tensor[2, {columns}, f32], P: Tensor[2, i
 
 def order_of(kernel, threads=64):
     """What is done in which order, of what matters here."""
-    names = [n.name for n in load_early(kernel._from_types({}), threads).body]
+    names = [n.name for n in hoist_loads(kernel._from_types({}), threads).body]
     return [n for n in names if n in ("load_tile", "arrive", "reduce_sum", "store_tile", "barrier",
                                       "gather")]
 

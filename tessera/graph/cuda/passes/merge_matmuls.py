@@ -23,8 +23,8 @@ from ...ops.kernel import KERNEL
 from ...schedule.library_call import LibraryCall
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter
+from .data_movement import is_plain_loop, is_row
 from .library_ops import merged_line, quickest_blocks, swaps_last
-from .move_passes import is_plain_loop, is_row
 from .replace_nodes import Replacement, replace_nodes
 
 GAIN = 0.03  # of the time: estimates are not better
@@ -303,7 +303,7 @@ def _step(rw: Rewriter, nodes: Sequence[Node], chains: Sequence[_Chain], whole: 
     return rw.emit(first.op.name, *operands, **first.attrs)
 
 
-def join_products(graph: Graph, chip: Generation) -> Graph:
+def merge_matmuls(graph: Graph, chip: Generation) -> Graph:
     """The graph with matmuls of the same left operand as one, where that takes less time."""
     readers, found = _Readers(graph), list[Replacement]()
     for products in _sharing(graph, readers):
@@ -314,4 +314,4 @@ def join_products(graph: Graph, chip: Generation) -> Graph:
     return replace_nodes(graph, found)
 
 
-__all__ = ["columns_of", "join_products"]
+__all__ = ["columns_of", "merge_matmuls"]

@@ -28,7 +28,7 @@ COLUMNS = 16  # at least, of which a kernel reads rows
 Shape = tuple[int, ...]
 
 
-def exponentials_of_parts(graph: Graph) -> Graph:
+def split_exponential_sums(graph: Graph) -> Graph:
     """The graph with such sums, and the maxima that they are about."""
     made = producers_of(graph)
     found = {n: s for n in graph.nodes if (s := _exponentials(n, made)) is not None
@@ -123,4 +123,4 @@ def _finite(rw: Rewriter, x: Value) -> Value:
     return rw.emit("where", rw.emit("isfinite", x), x, zero)
 
 
-__all__ = ["exponentials_of_parts"]
+__all__ = ["split_exponential_sums"]
