@@ -141,7 +141,7 @@ KERNEL_RULES = {
     "tile/passes/part_blocks.py:MASKS": "by what a kernel says itself which elements count",
     "tile/passes/part_blocks.py:start": "where a block begins, and how much further on",
     "tile/passes/thread_guards.py:": "guards solved for the number of the thread, op by op",
-    "tile/cuda/emit/thread_elements.py:split_constant": "sums with a number, which an address ends in",
+    "tile/cuda/emit/thread_elements.py:split_constant": "sums with a number that ends an address",
 }
 KERNEL_OTHERS = {
     "__all__": "names that a module gives",
