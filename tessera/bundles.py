@@ -223,7 +223,7 @@ class LoadedFunction:
     def __repr__(self) -> str:
         names = ", ".join(f"{leaf['name']}: {leaf['type']}{leaf['shape']}"
                           for leaf in self.manifest["leaves"] if "type" in leaf)
-        on = f" on {_shown(self.manifest['mesh'])}" if self.manifest["mesh"] else ""
+        on = f" on {_mesh_label(self.manifest['mesh'])}" if self.manifest["mesh"] else ""
         return f"LoadedFunction {self.name}({names}){on}"
 
     def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
@@ -245,7 +245,7 @@ class LoadedFunction:
         for x in found:
             if x.layout is not None and _mesh_text(x.layout.mesh) != self.manifest["mesh"]:
                 raise ArgumentError(f"{self.name}: a tensor lies on {x.layout.mesh}, it was "
-                                    f"exported for {_shown(self.manifest['mesh'])}")
+                                    f"exported for {_mesh_label(self.manifest['mesh'])}")
         return found
 
 
@@ -360,15 +360,15 @@ def _mesh_text(mesh: Mesh) -> list[list[Any]]:
     return [[a, n] for a, n in zip(mesh.axes, mesh.shape, strict=True)]
 
 
-def _shown(mesh: Sequence[Sequence[Any]]) -> str:
+def _mesh_label(mesh: Sequence[Sequence[Any]]) -> str:
     return f"mesh({', '.join(f'{a}={n}' for a, n in mesh)})"
 
 
 def _need_ranks(manifest: Mapping[str, Any]) -> None:
     ranks, here = int(np.prod([n for _, n in manifest["mesh"]])), transport().size
     if here not in (1, ranks):
-        raise MeshError(f"{manifest['name']} was exported for {_shown(manifest['mesh'])}, {ranks} "
-                        f"ranks; this program runs on {here}",
+        raise MeshError(f"{manifest['name']} was exported for {_mesh_label(manifest['mesh'])}, "
+                        f"{ranks} ranks; this program runs on {here}",
                         hint=f"mpirun -n {ranks}, or one process")
 
 

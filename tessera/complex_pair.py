@@ -48,13 +48,13 @@ class Complex(_Parts):
         if imag is None and isinstance(real, Complex):
             return real
         if imag is None:
-            parts = _parts(real)
+            parts = _real_and_imaginary(real)
             if parts is None or parts[1] is None:
                 raise ArgumentError(
                     "ts.Complex takes two real tensors, or an array of complex numbers, got "
                     f"{type(real).__name__}", hint="ts.Complex(x, ts.zeros_like(x))")
             real, imag = (np.array(part) for part in parts)
-        return super().__new__(cls, *_alike(*map(_of_array, (real, imag))))
+        return super().__new__(cls, *_same_shape_parts(*map(_of_array, (real, imag))))
 
     def _no_order(self, other: Any) -> Any:
         raise DTypeError("complex numbers have no order", hint="compare abs(z), z.real or z.imag")
@@ -63,7 +63,7 @@ class Complex(_Parts):
 
     def __eq__(self, other: Any) -> Any:
         """Which elements are equal, a bool tensor."""
-        parts = _parts(other)
+        parts = _real_and_imaginary(other)
         if parts is None:
             return NotImplemented
         re, im = parts
@@ -137,13 +137,13 @@ class Complex(_Parts):
         return FUNCTIONS["hypot"](self.real, self.imag)
 
     def __add__(self, other: Any) -> Complex:
-        other = _parts(other)
+        other = _real_and_imaginary(other)
         return NotImplemented if other is None else _sum(self, *other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Complex:
-        other = _parts(other)
+        other = _real_and_imaginary(other)
         if other is None:
             return NotImplemented
         re, im = other
@@ -186,7 +186,7 @@ def _of_array(part: Any) -> Any:
     return hooks.as_tensor.get()(part) if isinstance(part, np.ndarray) else part
 
 
-def _alike(real: Any, imag: Any) -> tuple[Any, Any]:
+def _same_shape_parts(real: Any, imag: Any) -> tuple[Any, Any]:
     """Two parts of one shape: a number beside a tensor is all of its part. What else a tree may
     hold in the place of tensors stays as it is."""
     mine, other = (getattr(part, "shape", None) for part in (real, imag))
@@ -209,7 +209,7 @@ def _whole_power(z: Complex, n: int) -> Complex:
     return half * half * z if n % 2 else half * half
 
 
-def _parts(x: Any) -> tuple[Any, Any] | None:
+def _real_and_imaginary(x: Any) -> tuple[Any, Any] | None:
     """(real part, imaginary part or None where there is none); None for what is no number."""
     if isinstance(x, Complex):
         return x
@@ -228,7 +228,7 @@ def _sum(z: Complex, re: Any, im: Any | None) -> Complex:
 
 def _product(z: Complex, other: Any, times: Callable[[Any, Any], Any]) -> Any:
     """Of each element, or of matrices."""
-    parts = _parts(other)
+    parts = _real_and_imaginary(other)
     if parts is None:
         return NotImplemented
     re, im = parts

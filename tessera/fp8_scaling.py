@@ -31,7 +31,7 @@ from .call_errors import refuse_wrong_init
 from .errors import ArgumentError, ShapeError
 from .graph import functions as F
 from .graph import tree
-from .graph.operand import convert, plain
+from .graph.operand import convert, dequantized
 from .graph.ops.record_amax import RECORD_AMAX
 from .graph.ops.scaled import scale_of
 from .graph.ops.scaled_matmul import scaled_product
@@ -75,7 +75,7 @@ class CurrentScaling:
         that scales are too wide and nothing overflows.
         Raises ShapeError, DTypeError.
         """
-        x, w = plain(x), plain(w)
+        x, w = dequantized(x), dequantized(w)
         kept = None if history is None else _checked(history)
         x_scale, w_scale, cotangent_scale = self._scales(kept)
         x_type, w_type, cotangent = self.types

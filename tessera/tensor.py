@@ -237,7 +237,7 @@ class Tensor(Operators):
     def tolist(self) -> Any:
         return self._plain().tolist()
 
-    def _plain(self) -> np.ndarray:
+    def _base_array(self) -> np.ndarray:
         """Values in a dtype whose elements Python knows (low-precision floats as f32)."""
         values = self.numpy()
         if values.dtype.kind in "biuf":
@@ -449,7 +449,7 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     stays there.
     Raises DTypeError for element types without a numeric type, ArgumentError for ragged lists.
     """
-    data = _joined(data)
+    data = _stack_nested(data)
     data = data if isinstance(data, Tensor | np.ndarray) else hooks.adopt.get()(data, "data")
     if isinstance(data, Tensor) and (data.traced or data.place != HOST):
         made = data.copy() if dtype is None else OPERATORS["to_nearest"](data, dtype)
@@ -458,7 +458,7 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     return hooks.place_new.get()(_on_host(data, dtype, name))
 
 
-def _joined(value: Any) -> Any:
+def _stack_nested(value: Any) -> Any:
     """Nested lists that hold tensors as the tensor of them, where these are: it follows their
     values in a traced function, and stays on their GPU. Anything else as it is."""
     if isinstance(value, Complex):
@@ -467,7 +467,7 @@ def _joined(value: Any) -> Any:
                             "+ - * / and @; ts.map_tree(f, z) is f of both parts")
     if type(value) not in (list, tuple) or not _holds_tensor(value):
         return value
-    return FUNCTIONS["stack"]([_joined(x) for x in value])
+    return FUNCTIONS["stack"]([_stack_nested(x) for x in value])
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -503,7 +503,7 @@ def _on_host(data: Any, dtype: Any, name: str | None) -> Tensor:
 def to_numpy(data: Any) -> np.ndarray:
     """Anything array-like on the host as a NumPy array, without a copy where possible."""
     if isinstance(data, np.ndarray):
-        return _plain(data)
+        return _base_array(data)
     if isinstance(data, Tensor):
         return data.numpy()
     if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
@@ -528,10 +528,10 @@ def to_numpy(data: Any) -> np.ndarray:
         raise DTypeError(
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
             hint="nested lists of numbers, a NumPy array, or an object with __dlpack__")
-    return _plain(_integers(data, array))
+    return _base_array(_integers(data, array))
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
+def _base_array(array: np.ndarray) -> np.ndarray:
     """An array as loops and devices read it: no np.matrix, whose * is matmul, nothing under a
     mask, and in this machine's order of bytes, which that of a big-endian file is not."""
     if type(array) is not np.ndarray:
@@ -582,11 +582,11 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):
-        array = wide_arrays.admit(_plain(value))
+        array = wide_arrays.admit(_base_array(value))
         return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")
-    value = _joined(value)
+    value = _stack_nested(value)
     if isinstance(value, Tensor):
         return value
     there = hooks.adopt.get()(value, "x")

@@ -24,7 +24,7 @@ from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .chosen_arguments import choose_arguments, held_integers, marks_of, moving_tensors
 from .forward import push_forward
-from .reverse import backward, forward, is_differentiable, kept, materialize
+from .reverse import backward, forward, is_differentiable, materialize, tape_snapshot
 from .subgraphs import Packed, Result
 from .transform import (
     Transform,
@@ -144,7 +144,7 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
         raise GradError(f"{callable_name(fn)} must return tensors, it returns {result.treedef} "
                         "with other objects in it")
     made = forward(graph, packed.tensors)
-    tape = made if current_builder() is not None else kept(made)
+    tape = made if current_builder() is not None else tape_snapshot(made)
 
     def pullback(cotangent: Any) -> Any:
         given = tree.leaves_like(cotangent, result.treedef, "the cotangent")

@@ -20,7 +20,7 @@ from ..graph import functions as F
 from ..graph import tree
 from ..graph.decorator import Decorator
 from ..graph.expand import inline
-from ..graph.interpret import own
+from ..graph.interpret import own_memory
 from ..graph.ir import Graph, Node
 from ..graph.op import OPS, VIEW, Arg, Aval, GraphOp, Sample, sample
 from ..graph.ops.scaled_matmul import SCALED_MATMUL
@@ -182,7 +182,7 @@ def _saved(x: Tensor, place: str) -> Tensor:
 
 # --- the op --------------------------------------------------------------------------------------
 def _ref(*arrays: np.ndarray, body: Graph, policy: Policy, place: str) -> tuple:
-    return own(run_graph(body, arrays), arrays)
+    return own_memory(run_graph(body, arrays), arrays)
 
 
 def _residual(*xs: Tensor, body: Graph, policy: Policy, place: str) -> tuple[tuple, Any]:
@@ -203,8 +203,8 @@ def _vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: Any, wanted: tuple, body: Gra
     return tuple(grads)
 
 
-def _again(xs: Sequence[Tensor], run: Callable, body: Graph, name: str, **attrs: Any
-           ) -> tuple[Tensor, ...]:
+def _checkpoint_of(xs: Sequence[Tensor], run: Callable, body: Graph, name: str, **attrs: Any
+                   ) -> tuple[Tensor, ...]:
     """A checkpoint around a program derived from the body."""
     avals = [aval_of(x) for x in xs]
     graph, captured = close_graph(trace_body(run, avals, f"{body.name}_{name}"))
@@ -223,7 +223,7 @@ def _push(ts: tuple, *xs: Tensor, body: Graph, **attrs: Any) -> tuple[tuple, tup
         places[:] = [j for j, t in enumerate(touts) if t is not None]
         return [*outs, *(touts[j] for j in places)]  # type: ignore[list-item]
 
-    out = _again([*xs, *(ts[i] for i in moved)], run, body, "jvp", **attrs)
+    out = _checkpoint_of([*xs, *(ts[i] for i in moved)], run, body, "jvp", **attrs)
     n = len(body.outputs)
     tangents: list[Tensor | None] = [None] * n
     for j, t in zip(places, out[n:], strict=True):
@@ -236,7 +236,7 @@ def _batch(size: Any, batched: tuple, *xs: Tensor, body: Graph, **attrs: Any) ->
         outs, marks = batch_graph(body, size, args, batched)
         return [stretch(y, size, b) for y, b in zip(outs, marks, strict=True)]
 
-    return _again(xs, run, body, "batch", **attrs), True
+    return _checkpoint_of(xs, run, body, "batch", **attrs), True
 
 
 def _samples() -> tuple[Sample, ...]:

@@ -11,7 +11,7 @@ from ..dims import show_shape
 from ..errors import ArgumentError, DTypeError, ShapeError, UnsupportedTargetError
 from ..graph import functions as F
 from ..graph import tree
-from ..graph.interpret import own
+from ..graph.interpret import own_memory
 from ..graph.ir import Graph, node_effects
 from ..graph.op import OPS, Arg, Aval, GraphOp, Sample
 from ..graph.signature import callable_name
@@ -120,7 +120,7 @@ def _cond_shape(p: Aval, *xs: Aval, on_true: Graph, on_false: Graph) -> tuple[Av
 
 
 def _cond_ref(p: np.ndarray, *arrays: np.ndarray, on_true: Graph, on_false: Graph) -> tuple:
-    return own(run_graph(on_true if p else on_false, arrays), arrays)
+    return own_memory(run_graph(on_true if p else on_false, arrays), arrays)
 
 
 def _branches(p: Tensor, operands: Sequence[Tensor], run: Callable, on_true: Graph,

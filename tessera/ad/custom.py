@@ -13,7 +13,7 @@ from ..errors import ArgumentError, GradError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.expand import inline
-from ..graph.interpret import own
+from ..graph.interpret import own_memory
 from ..graph.ir import Graph, Node
 from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.ops.random import LoopKeys
@@ -242,7 +242,7 @@ def _samples() -> tuple[Sample, ...]:
 CUSTOM_FUNCTION = GraphOp(
     "custom_function",
     shape=lambda *xs, primal, rules: check_inputs(primal, xs),
-    ref=lambda *arrays, primal, rules: own(run_graph(primal, arrays), arrays),
+    ref=lambda *arrays, primal, rules: own_memory(run_graph(primal, arrays), arrays),
     expand=lambda *xs, primal, rules: inline(primal, xs),
     batch=lambda *a, **k: batch_graphs(CUSTOM_FUNCTION, ("primal",))(*a, **k),
     multi=True,

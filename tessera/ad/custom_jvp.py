@@ -7,7 +7,7 @@ from typing import Any
 
 from ..graph import functions as F
 from ..graph.expand import inline
-from ..graph.interpret import own
+from ..graph.interpret import own_memory
 from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
@@ -98,7 +98,7 @@ def _jvp_samples() -> tuple[Sample, ...]:
 CUSTOM_JVP = GraphOp(
     "custom_jvp_call",
     shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
-    ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),
+    ref=lambda *arrays, primal, **attrs: own_memory(run_graph(primal, arrays), arrays),
     expand=lambda *xs, primal, **attrs: inline(primal, xs),
     vjp=_jvp_vjp,
     jvp=lambda ts, y, *xs, **attrs: push(ts, *xs, **attrs)[1],

@@ -10,7 +10,7 @@ from ..errors import GradError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.expand import inline
-from ..graph.interpret import own
+from ..graph.interpret import own_memory
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
 from ..graph.operand import convert
@@ -244,7 +244,7 @@ def _vjp_samples(diff: bool = False) -> tuple[Sample, ...]:
 CUSTOM_VJP = GraphOp(
     "custom_vjp_call",
     shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
-    ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),
+    ref=lambda *arrays, primal, **attrs: own_memory(run_graph(primal, arrays), arrays),
     expand=lambda *xs, primal, **attrs: inline(primal, xs),
     vjp=_vjp_vjp,
     no_jvp=NoRule(

@@ -97,7 +97,7 @@ def hvp(fn: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     return jvp(grad(fn, argnums=every), primals, tangents)[1]
 
 
-def _places(argnums: Any, args: tuple) -> tuple[list[int], bool]:
+def _argument_positions(argnums: Any, args: tuple) -> tuple[list[int], bool]:
     bare = not isinstance(argnums, tuple | list)
     places = [argnums] if bare else list(argnums)
     for p in places:
@@ -111,7 +111,7 @@ class _Chosen:
     is, and has None in its place in a Jacobian, as in a gradient."""
 
     def __init__(self, argnums: Any, args: tuple):
-        self.places, self.bare = _places(argnums, args)
+        self.places, self.bare = _argument_positions(argnums, args)
         self.packed = Packed([args[p] for p in self.places])
         self.leaves = self.packed.tensors
         if not self.leaves:

@@ -42,7 +42,7 @@ class Tape:
         return [self.values[v] for v in self.graph.outputs]
 
 
-def held(x: Tensor) -> Tensor:
+def snapshot(x: Tensor) -> Tensor:
     """x as it is now: the same buffer, copied before something is written into it.
 
     Writing means assignments to tensors that lie there, views of x too, and kernels that take them.
@@ -53,15 +53,15 @@ def held(x: Tensor) -> Tensor:
     made: Tensor = object.__new__(Tensor)
     made._buffer, made._shape, made.type = x._buffer, x._shape, x.type
     made.is_param, made.name = x.is_param, x.name
-    made.scale = None if x.scale is None else held(x.scale)
+    made.scale = None if x.scale is None else snapshot(x.scale)
     keep(made)
     return made
 
 
-def kept(tape: Tape) -> Tape:
+def tape_snapshot(tape: Tape) -> Tape:
     """The tape with its values as they are now, whatever is written into them later."""
-    keep = {id(x): held(x) for x in tape.values.values()}
-    saved = {node: tree.map_tree(lambda x: held(x) if isinstance(x, Tensor) else x, s)
+    keep = {id(x): snapshot(x) for x in tape.values.values()}
+    saved = {node: tree.map_tree(lambda x: snapshot(x) if isinstance(x, Tensor) else x, s)
              for node, s in tape.saved.items()}
     return Tape(tape.graph, {v: keep[id(x)] for v, x in tape.values.items()}, saved)
 

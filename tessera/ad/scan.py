@@ -22,7 +22,7 @@ from .. import hooks
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.host_loop import HostLoop
-from ..graph.interpret import own
+from ..graph.interpret import own_memory
 from ..graph.ir import Graph
 from ..graph.iterations import iterating
 from ..graph.op import Arg, Aval, GraphOp, Sample
@@ -125,7 +125,7 @@ def _ref(*arrays: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
             carry = out[: loop.n_carry]
             for kept, y in zip(results, out[loop.n_carry:], strict=True):
                 kept[i] = y
-    return (*own(carry, arrays), *results)
+    return (*own_memory(carry, arrays), *results)
 
 
 # --- reverse mode -----------------------------------------------------------------------------

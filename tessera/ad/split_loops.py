@@ -55,13 +55,13 @@ def split_of(loop: Loop) -> Callable[..., Sequence[Tensor]] | None:
             node_effects(n) or n.op.host or n.op.makes == "key" for n in body.nodes):
         return None
     loop = replace(loop, body=_with_casts_of_joins(loop))
-    found = _found(loop)
+    found = _partition_body(loop)
     if not found.hoisted and not found.behind:
         return None
     return lambda *xs, **attrs: _run(loop, found, xs)
 
 
-def _found(loop: Loop) -> _Split:
+def _partition_body(loop: Loop) -> _Split:
     body, n = loop.body, loop.n_carry
     carries = body.inputs[1:1 + n]
     made = producers_of(body)
@@ -73,29 +73,29 @@ def _found(loop: Loop) -> _Split:
         if node is not None and node.op.name == "add" and count[c] == 1 == count[y] and (
                 c in node.inputs and node.inputs[0] is not node.inputs[1]):
             v = next(x for x in node.inputs if x is not c)
-            if v.aval == c.aval and any(m.op.matmul for m in _before([v], made)):
+            if v.aval == c.aval and any(m.op.matmul for m in _ancestors_of([v], made)):
                 grown[i] = v
-    inside = _before([y for i, y in enumerate(body.outputs[:n]) if i not in grown], made)
+    inside = _ancestors_of([y for i, y in enumerate(body.outputs[:n]) if i not in grown], made)
     apart = [i for i, y in enumerate(body.outputs) if i >= n and any(
-        m.op.matmul and m not in inside for m in _before([y], made))]
-    inside = _before([y for i, y in enumerate(body.outputs)
-                      if i not in grown and i not in apart], made)
+        m.op.matmul and m not in inside for m in _ancestors_of([y], made))]
+    inside = _ancestors_of([y for i, y in enumerate(body.outputs)
+                            if i not in grown and i not in apart], made)
     wanted = [*grown.values(), *(body.outputs[i] for i in apart)]
     late, moving = _reached(loop, body.nodes)
-    behind = _with_casts(_before(wanted, made) - inside, wanted, made, late | moving)
+    behind = _with_casts(_ancestors_of(wanted, made) - inside, wanted, made, late | moving)
     inner = {v for m in behind for v in m.outputs}
     kept = dict.fromkeys(v for v in (*(x for m in behind for x in m.inputs), *wanted)
                          if v not in inner)
     if any(carries[i] in kept for i in grown) or not any(m.op.matmul for m in behind):
         grown, apart, behind, kept = {}, [], [], {}
-        inside = _before(body.outputs, made)
+        inside = _ancestors_of(body.outputs, made)
     elif kept:
         behind, kept = _narrow(behind, kept)
         wide = _widened(loop, apart, made)
         apart, behind = [*apart, *wide], [*behind, *wide.values()]
         kept |= dict.fromkeys(m.inputs[0] for m in wide.values())
-        inside = _before([*(y for i, y in enumerate(body.outputs)
-                            if i not in grown and i not in apart), *kept], made)
+        inside = _ancestors_of([*(y for i, y in enumerate(body.outputs)
+                                  if i not in grown and i not in apart), *kept], made)
     front = _front([m for m in body.nodes if m in inside and late.isdisjoint(m.outputs)], moving,
                    count)
     chosen = set(front)
@@ -173,8 +173,8 @@ def _reached(loop: Loop, nodes: Iterable[Node]) -> tuple[set[Value], set[Value]]
     return late, moving
 
 
-def _before(values: Iterable[Value], made: dict[Value, Node],
-            found: set[Node] | None = None) -> set[Node]:
+def _ancestors_of(values: Iterable[Value], made: dict[Value, Node],
+                  found: set[Node] | None = None) -> set[Node]:
     """The nodes that values depend on; added to those that are known to be of them."""
     found = set() if found is None else found
     todo = [made[v] for v in values if v in made]
@@ -206,7 +206,7 @@ def _front(free: list[Node], moving: set[Value], count: Counter[Value]) -> list[
     them, and what alone is made of a result."""
     made = {v: m for m in free for v in m.outputs}
     matmuls = [m for m in free if m.op.matmul and moving.intersection(m.outputs)]
-    chosen = _before([v for m in matmuls for v in m.outputs], made)
+    chosen = _ancestors_of([v for m in matmuls for v in m.outputs], made)
     if not matmuls:
         return []
     for m in free:
@@ -215,7 +215,7 @@ def _front(free: list[Node], moving: set[Value], count: Counter[Value]) -> list[
                 m.op.loop is not None or m.op.converts):
             rest = [v for v in m.inputs if v not in results]
             if not moving.intersection(rest):
-                _before(m.outputs, made, chosen)
+                _ancestors_of(m.outputs, made, chosen)
     return [m for m in free if m in chosen]
 
 

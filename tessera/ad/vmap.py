@@ -43,7 +43,7 @@ def vmap(fn: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Transform:
                                    repeats=True)
         outs, marks = batch_graph(graph, size, moved, flags)
         places = _out_axes(out_axes, result)
-        return result.stacked([_place(y, size, b, a) for y, b, a in
+        return result.stacked([_with_out_axis(y, size, b, a) for y, b, a in
                                zip(outs, marks, places, strict=True)], places)
 
     return Transform(fn, rule, "vmap")
@@ -101,7 +101,7 @@ def _out_axes(out_axes: Any, result: Any) -> list[int | None]:
     return found
 
 
-def _place(y: Tensor, size: Any, batched: bool, axis: int | None) -> Tensor:
+def _with_out_axis(y: Tensor, size: Any, batched: bool, axis: int | None) -> Tensor:
     if axis is None:
         if batched:
             raise AxisError("vmap: out_axes is None for a result that depends on the batch")

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..graph import functions as F
 from ..graph.host_loop import HostLoop
-from ..graph.interpret import own
+from ..graph.interpret import own_memory
 from ..graph.ir import Graph
 from ..graph.iterations import iterating
 from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
@@ -123,7 +123,7 @@ def _while_ref(*arrays: np.ndarray, test: Graph, body: Graph) -> tuple:
             carry = run_graph(body, [np.asarray(i, np.int64), *carry, *consts])
             i += 1
             begin(i)
-    return own(carry, arrays)
+    return own_memory(carry, arrays)
 
 
 def _while_push(ts: tuple, *xs: Tensor, test: Graph, body: Graph) -> tuple:

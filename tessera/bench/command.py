@@ -38,13 +38,13 @@ from .measure import (
     measure_spellings,
     measure_start,
     need_torch,
-    torch_products,
+    torch_matmuls,
     torch_side,
 )
 from .models.record import StepModel
 from .record import folder, write
 from .report import products_text, spellings_text, step_text
-from .step_products import measure_products
+from .step_matmuls import measure_matmuls
 
 INTERMIXED = True  # options in front of models, too
 # Folders of compiled code: ours, then those of PyTorch's compiler.
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     models = [model_named(name) for name in args.models or MODELS]
     check(args, models)
     if args.part:
-        Path(args.to).write_text(json.dumps(part(args, models[0])))
+        Path(args.to).write_text(json.dumps(run_side(args, models[0])))
         return 0
     target = Path(args.out) if args.out else folder()
     for model in models:
@@ -173,11 +173,11 @@ def started(how: list[str], model: StepModel, args: argparse.Namespace, env: dic
         return json.loads(Path(file).read_text())
 
 
-def told(text: str) -> None:
+def print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def part(args: argparse.Namespace, model: StepModel) -> dict[str, Any]:
+def run_side(args: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     """What this process measures."""
     kind, _, name = args.part.partition(" ")
     if kind == "losses":
@@ -189,14 +189,14 @@ def part(args: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     if kind == "products":
         clock = SustainedClock(device(), rounds=args.rounds)
         if clock.no_energy:
-            told(f"without energy: {clock.no_energy}")
-        peer = None if args.ours else torch_products().TorchProduct
+            print_progress(f"without energy: {clock.no_energy}")
+        peer = None if args.ours else torch_matmuls().TorchMatmul
         return {"model": model.figures(), "rounds": args.rounds,
-                "products": measure_products(model, clock, peer, told)}
+                "products": measure_matmuls(model, clock, peer, print_progress)}
     if kind == "start":
         return {"seconds": measure_start(model, name)}
     found = measure(model, names_of(model, args.ours), args.steps, args.rounds,
-                    not args.no_profile, told)
+                    not args.no_profile, print_progress)
     if not args.ours:
         found["torch"] = torch_side().version()
     return found

@@ -125,7 +125,7 @@ def first_step_text(figures: dict[str, Any], everything: bool = False) -> str:
     """Gradients and updates by parameter: those outside of the layers, and of the first and the
     last layer, unless all are asked for; then the worst of all."""
     rows = figures["first_step"]
-    shown = rows if everything else [r for r in rows if _shown(r["parameter"], rows)]
+    shown = rows if everything else [r for r in rows if _is_boundary_layer(r["parameter"], rows)]
     head = ("parameter", "|g|", "ours", "slope", "bf16", "slope", "update ours", "slope", "bf16",
             "slope")
     lines = [_line(r) for r in shown]
@@ -149,7 +149,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _shown(path: str, rows: list[dict]) -> bool:
+def _is_boundary_layer(path: str, rows: list[dict]) -> bool:
     """Outside of the layers, or in the first or last of them."""
     number = _layer(path)
     return number is None or number in (0, max(_layer(r["parameter"]) or 0 for r in rows))

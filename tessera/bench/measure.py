@@ -41,10 +41,10 @@ def torch_side() -> Any:
     return made
 
 
-def torch_products() -> Any:
+def torch_matmuls() -> Any:
     """The module with cuBLAS's products. Raises UnsupportedTargetError as torch_side does."""
     need_torch()
-    from . import torch_products as made
+    from . import torch_matmuls as made
 
     return made
 
@@ -133,4 +133,4 @@ def is_gpt2(model: StepModel) -> bool:
 
 
 __all__ = ["COMPILED", "EAGER", "OURS", "PLAIN", "is_gpt2", "measure", "measure_spellings",
-           "measure_start", "need_torch", "torch_products", "torch_side"]
+           "measure_start", "need_torch", "torch_matmuls", "torch_side"]

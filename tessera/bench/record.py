@@ -29,7 +29,7 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
 
 
-def _shown(argument: str) -> str:
+def _without_directory(argument: str) -> str:
     """Paths of this machine say nothing to others: their last part does."""
     return Path(argument).name if os.path.isabs(argument) else argument
 
@@ -38,7 +38,7 @@ def command() -> str:
     """What was typed."""
     module = Path(sys.argv[0])
     run = ["-m", "tessera"] if module.name == "__main__.py" else [os.path.relpath(module)]
-    return " ".join(["python", *run, *map(_shown, sys.argv[1:])])
+    return " ".join(["python", *run, *map(_without_directory, sys.argv[1:])])
 
 
 def context(device: str) -> dict[str, Any]:

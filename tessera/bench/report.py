@@ -6,7 +6,7 @@ from typing import Any
 
 from .figures import table
 from .kernel_classes import CLASSES
-from .step_products import OURS, THEIRS
+from .step_matmuls import OURS, THEIRS
 
 
 def step_text(name: str, figures: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ def is_plain(x: Any) -> bool:
     return type(x) in TYPES.values()
 
 
-def written(path: str, x: Plain) -> dict[str, Any]:
+def encode_value(path: str, x: Plain) -> dict[str, Any]:
     """As the manifest has it. Raises CheckpointError for an integer of over 1024 bits."""
     if type(x) is int and x.bit_length() > MOST_BITS:
         raise CheckpointError(f"{path or 'the value'} is an integer of {x.bit_length()} bits: a "

@@ -42,7 +42,7 @@ from .layout import (
 from .locking import writing
 from .manifest import SCALE
 from .shards import need_settled, own_pieces, owners
-from .values import Plain, is_plain, written
+from .values import Plain, encode_value, is_plain
 
 FILE_BYTES = 1 << 30  # a data file is closed when it has reached this size
 
@@ -75,7 +75,8 @@ def save_to(folder: Path, tensors: Any, step: int, meta: Any, file_bytes: int = 
     named = _named_tensors({p: x for p, x in leaves.items() if isinstance(x, Tensor)}, owner,
                            here.rank)
     manifest["tensors"] = _entries(named)
-    manifest["values"] = {p: written(p, x) for p, x in leaves.items() if not isinstance(x, Tensor)}
+    manifest["values"] = {p: encode_value(p, x) for p, x in leaves.items()
+                          if not isinstance(x, Tensor)}
     token = share(secrets.token_hex(4), here)
     with contextlib.ExitStack() as held:
         save = _Save(folder, manifest, here)
@@ -227,7 +228,7 @@ def _leaves(tensors: Any) -> dict[str, Tensor | Plain]:
     found: dict[str, Tensor | Plain] = {}
     for path, x in zip(paths, leaves, strict=True):
         if is_plain(x):
-            written(path, x)  # which says what is too large
+            encode_value(path, x)  # which says what is too large
         elif not isinstance(x, Tensor) or not _can_be_named(x.type):
             kind = x.type if isinstance(x, Tensor) else type(x).__name__
             drawn = isinstance(x, random.RandomState)

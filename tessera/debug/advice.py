@@ -78,11 +78,11 @@ def _column_advice(pattern: Pattern, buffer: Buffer) -> str:
     shape = ", ".join(map(str, [*lead, columns]))
     if buffer.swizzle is None and swizzled < pattern.degree and swizzled <= padded:
         return (f'{pattern.memory} = ts.tile.alloc_shared(({shape}), {buffer.dtype}, '
-                f'swizzle="xor"): {_ways(swizzled)}')
+                f'swizzle="xor"): {_conflict_text(swizzled)}')
     if padded < pattern.degree:
         wider = ", ".join(map(str, [*lead, columns + pad]))
         return (f"{pattern.memory} = ts.tile.alloc_shared(({wider}), {buffer.dtype}), the last "
-                f"{'column' if pad == 1 else f'{pad} columns'} unused: {_ways(padded)}")
+                f"{'column' if pad == 1 else f'{pad} columns'} unused: {_conflict_text(padded)}")
     return (f"lanes walk down axis 0 of {pattern.memory}: swap the axes, so that the lane's number "
             "is the last index")
 
@@ -94,7 +94,7 @@ def _column_degree(columns: int, itemsize: int, swizzle: str | None) -> int:
     return int(np.bincount(words % BANKS).max())
 
 
-def _ways(degree: int) -> str:
+def _conflict_text(degree: int) -> str:
     return "no conflict" if degree == 1 else f"{degree}-way"
 
 

@@ -88,7 +88,7 @@ def lowering(fn: Any, *args: Any, target: str | None = None, **kwargs: Any
 def kernel_sections(kernel: Kernel, function: Function, target: str | None) -> dict[str, LevelText]:
     """All levels of a kernel's specialisation."""
     found = _source(kernel.fn)
-    found["schedule"] = _plain("schedule", kernel.schedule.explained())
+    found["schedule"] = _unlinked_text("schedule", kernel.schedule.explained())
     found["tile"] = _commented("tile", print_ir(function), "//")
     try:
         from ..tile.launch.levels import compiled_for
@@ -103,7 +103,7 @@ def kernel_sections(kernel: Kernel, function: Function, target: str | None) -> d
 
 
 # --- the levels -------------------------------------------------------------------------------
-def _plain(level: str, text: str) -> LevelText:
+def _unlinked_text(level: str, text: str) -> LevelText:
     lines = tuple(text.rstrip("\n").splitlines())
     return LevelText(level, lines, ("",) * len(lines))
 

@@ -56,7 +56,7 @@ def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: 
             continue
         source = blame.by.get(memory)
         if source is not None:
-            count(replace(_made(function, source, graph, run), saved=saved))
+            count(replace(_bad_result(function, source, graph, run), saved=saved))
             return
         if kind == "nan" and "nan" in before.values() and before.get(name) != "nan":
             brought = tuple(f"its {n}" for n, k in before.items() if k == "nan")
@@ -84,7 +84,7 @@ def _saved(function: Function, bound: Bound, given: dict[str, Memory],
     return SavedCall(f"kernel {function.name}", tensors, run)
 
 
-def _made(function: Function, source: BlamedOp, graph: str | None, run: int) -> BadValue:
+def _bad_result(function: Function, source: BlamedOp, graph: str | None, run: int) -> BadValue:
     """A finding of what an op of the kernel made."""
     op = source.op
     mask = np.isnan(source.value) if source.kind == "nan" else np.isinf(source.value)

@@ -195,7 +195,7 @@ def bank_conflicts(kernel: Kernel, *args: Any, groups: Any = None, lanes: int | 
 def bank_report(name: str, function: Function, report: SanitizerReport) -> BankReport:
     found = [p for p in report.patterns.values() if p.space == "shared"]
     rows = [BankRow(p.memory, p.where, p.write, p.degree, p.requests, bank_advice(function, p))
-            for p in sorted(found, key=_place)]
+            for p in sorted(found, key=_access_site)]
     return BankReport(name, tuple(rows))
 
 
@@ -212,11 +212,11 @@ def coalescing(kernel: Kernel, *args: Any, groups: Any = None, lanes: int | None
 def sector_report(name: str, function: Function, report: SanitizerReport) -> SectorReport:
     found = [p for p in report.patterns.values() if p.space == "global"]
     rows = [SectorRow(p.memory, p.where, p.write, p.requests, p.sectors, p.ideal,
-                      sector_advice(function, p)) for p in sorted(found, key=_place)]
+                      sector_advice(function, p)) for p in sorted(found, key=_access_site)]
     return SectorReport(name, tuple(rows))
 
 
-def _place(p: Pattern) -> Any:
+def _access_site(p: Pattern) -> Any:
     return p.where.file, p.where.line, p.memory, p.write
 
 

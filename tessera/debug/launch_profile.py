@@ -118,7 +118,7 @@ class LaunchTable:
 
     def by_launch(self) -> list[LaunchGroup]:
         """Launches that do the same at the same line to operands of the same shapes."""
-        return self.grouped(_same)
+        return self.grouped(_launch_label)
 
     @property
     def us(self) -> float:
@@ -162,7 +162,7 @@ def is_step(x: LaunchRecord) -> bool:
     return x.event.what is not None and not isinstance(x.event.what, CopyLabel)
 
 
-def _same(x: LaunchRecord) -> str:
+def _launch_label(x: LaunchRecord) -> str:
     where = x.work.where
     line = f"{short_path(where.file)}:{where.line}" if where is not None else ""
     name = x.work.name

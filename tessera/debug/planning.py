@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     mesh = parse_mesh(args.mesh)
     found = fabric(args.fabric) if args.fabric else fabric_of(mesh)
     found.need(mesh)
-    shaped = _given(args, MODEL_FLAGS, SWITCHES)
+    shaped = _given_options(args, MODEL_FLAGS, SWITCHES)
     if args.program:
-        trained = {**_given(args, TRAINING_FLAGS, TRAINING_SWITCHES), **shaped}
+        trained = {**_given_options(args, TRAINING_FLAGS, TRAINING_SWITCHES), **shaped}
         if args.transformer or trained:
             raise ArgumentError(f"a file and --{next(iter(trained), 'transformer')}",
                                 hint="the program says what it computes; leave one of them out")
@@ -89,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _given(args: argparse.Namespace, *tables: dict) -> dict[str, Any]:
+def _given_options(args: argparse.Namespace, *tables: dict) -> dict[str, Any]:
     return {n: v for t in tables for n in t if (v := getattr(args, n)) is not None}
 
 
 def _training(args: argparse.Namespace, mesh: Mesh) -> Training:
     """As given; a sequence for each microbatch of each rank of dp when B is not."""
-    given = _given(args, TRAINING_FLAGS, TRAINING_SWITCHES)
+    given = _given_options(args, TRAINING_FLAGS, TRAINING_SWITCHES)
     if "microbatches" not in given and "pp" in mesh.axes:
         given["microbatches"] = 4 * mesh.size("pp")  # a bubble of a fifth
     each = given.get("microbatches", 1) * (mesh.size("dp") if "dp" in mesh.axes else 1)

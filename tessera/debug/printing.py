@@ -59,7 +59,7 @@ def _try_format(fmt: str, tensors: dict[str, Tensor], fixed: tuple) -> None:
         zero = np.zeros((), t.dtype.compute.numpy if t.dtype.kind == "float" else t.dtype.numpy)
         zeros[name] = _value(np.broadcast_to(zero, shape))
     try:
-        _written(fmt, zeros, fixed)
+        _formatted(fmt, zeros, fixed)
     except (ValueError, TypeError, LookupError, AttributeError) as err:
         raise ArgumentError(f"debug.print cannot write these values by {fmt!r}: {err}",
                             hint="a format such as {:.3f} is of a number, and of each element of "
@@ -83,7 +83,7 @@ def _value(values: np.ndarray) -> Any:
     return values.view(_Elements) if values.ndim else values.item()
 
 
-def _written(fmt: str, values: dict[str, Any], fixed: tuple) -> str:
+def _formatted(fmt: str, values: dict[str, Any], fixed: tuple) -> str:
     values = values | dict(fixed)
     places = [values.pop(str(i)) for i in range(len(values)) if str(i) in values]
     return fmt.format(*places, **values)
@@ -96,7 +96,7 @@ def _decoded(array: np.ndarray, dtype: DType) -> np.ndarray:
 def _print_ref(*arrays: np.ndarray, fmt: str, names: tuple[str, ...],
                types: tuple[NumericType, ...], fixed: tuple) -> tuple[()]:
     values = {n: _value(_decoded(a, t.dtype)) for n, a, t in zip(names, arrays, types, strict=True)}
-    builtins.print(_written(fmt, values, fixed))
+    builtins.print(_formatted(fmt, values, fixed))
     return ()
 
 

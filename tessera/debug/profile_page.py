@@ -111,7 +111,7 @@ def _timeline(records: Sequence[LaunchRecord]) -> str:
         wide = max(0.4, (x.event.end_ns - x.event.start_ns) * scale)
         marks.append(f'<rect x="{at:.2f}" y="{LANE * row + 6}" width="{wide:.2f}" '
                      f'height="{LANE - 12}" fill="{_colour(x.work.kind)}">'
-                     f"<title>{escape(_said(x))}</title></rect>")
+                     f"<title>{escape(_tooltip(x))}</title></rect>")
     left = "" if len(shown) == len(records) else (
         f"<p>the longest {len(shown)} of {len(records)} steps</p>")
     return _svg(LANE * len(lanes) + 4, marks) + f"<p>{_us(span / 1e3)} in all</p>{left}"
@@ -121,7 +121,7 @@ def _lane(device: int, stream: int) -> str:
     return "host" if device < 0 else f"cuda:{device} {stream or 'default'}"
 
 
-def _said(x: LaunchRecord) -> str:
+def _tooltip(x: LaunchRecord) -> str:
     w = x.work
     where = f"{short_path(w.where.file)}:{w.where.line}  {w.where.text}" if w.where else ""
     share = f", {100 * x.least_us / x.us:.0f}% of the roofline" if x.least_us and x.us else ""

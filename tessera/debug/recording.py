@@ -59,7 +59,7 @@ def record(fn: Any, path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
                             where=user_line(), hint="ts.export writes the function")
     given = bundles.function_of(_sealed(manifest, files)).leaves(args, kwargs)
     files |= {f"arguments/{i}": bundles.tensor_bytes(t) for i, t in enumerate(given)}
-    state, place = get_state(), _place(given)
+    state, place = get_state(), _device_name(given)
     out = compiled(*args, **kwargs)
     files[RUN] = json.dumps({
         "random": asdict(state), "device": place,
@@ -90,7 +90,7 @@ def replay_run(path: str | os.PathLike) -> RecordedRun:
         set_state(before)
     differing = tuple(n for n, y in results.items() if _digest(y) != run["results"][n])
     return RecordedRun(f.name, dict(zip((leaf["name"] for leaf in about), given, strict=True)),
-                       results, (run["device"], _place(given)), differing)
+                       results, (run["device"], _device_name(given)), differing)
 
 
 def _sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -106,7 +106,7 @@ def _digest(y: Tensor) -> str:
     return hashlib.sha256(bundles.tensor_bytes(y)).hexdigest()
 
 
-def _place(given: list[Tensor]) -> str:
+def _device_name(given: list[Tensor]) -> str:
     return next((f"cuda:{x.place}" for x in given if x.place >= 0), "cpu")
 
 

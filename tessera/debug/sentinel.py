@@ -55,7 +55,7 @@ from .kernel_sentinel import follow
 from .value_sources import ValueSources
 
 
-class Seen(NamedTuple):
+class WatchedArray(NamedTuple):
     """An operand or result: what stands for it (a Value or a Tensor), elements, format."""
 
     key: Any
@@ -177,11 +177,11 @@ def observe_node(node: Node, inputs: Sequence[np.ndarray], outputs: Sequence[np.
     frame = _local.frames[-1]
     if frame.sources is not None:
         frame.sources.follow(node)
-    made = [Seen(v, a, v.aval.dtype) for v, a in zip(node.outputs, outputs, strict=True)]
+    made = [WatchedArray(v, a, v.aval.dtype) for v, a in zip(node.outputs, outputs, strict=True)]
     told, frame.told = frame.told, False
     _check(
         node.op, node.attrs, lambda: node.where,
-        [Seen(v, a, v.aval.dtype) for v, a in zip(node.inputs, inputs, strict=True)],
+        [WatchedArray(v, a, v.aval.dtype) for v, a in zip(node.inputs, inputs, strict=True)],
         [] if told else made,
         [v for inner in subgraphs(node) for v in _inner_values(inner)],
         {id(outer) for _, outer in entered(node)} if node.op.graph_attrs else (),
@@ -194,7 +194,8 @@ def observe_eager(op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
     inner = [g for x in held for g in (x if isinstance(x, tuple) else (x,))]
     _check(
         op, attrs, lambda: trace.current_line() or user_line(),
-        [Seen(t, t.array, t.dtype) for t in args], [Seen(t, t.array, t.dtype) for t in made],
+        [WatchedArray(t, t.array, t.dtype) for t in args],
+        [WatchedArray(t, t.array, t.dtype) for t in made],
         [v for g in inner for v in _inner_values(g)],
     )
     if _local.frames[-1].suspects and not _inside_public(sys._getframe(1)):
@@ -204,7 +205,7 @@ def observe_eager(op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
 def observe_sending(op: GraphOp, where: SourceLine | None, operands: Sequence[Any],
                     arrays: Sequence[np.ndarray]) -> None:
     """Operands leave for other ranks: bad ones count here, on the rank that made them."""
-    ins = [Seen(v, a, (v.aval if isinstance(v, Value) else v).dtype)
+    ins = [WatchedArray(v, a, (v.aval if isinstance(v, Value) else v).dtype)
            for v, a in zip(operands, arrays, strict=True)]
     for s in ins:
         suspect = _local.frames[-1].suspects.get(id(s.key))
@@ -319,8 +320,9 @@ def _inner_values(graph: Graph) -> Iterator[Any]:
 
 
 # --- the rules --------------------------------------------------------------------------------
-def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
-           outs: list[Seen], inner: list, entering: Container[int] = ()) -> None:
+def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None],
+           ins: list[WatchedArray], outs: list[WatchedArray], inner: list,
+           entering: Container[int] = ()) -> None:
     """An op has run. inner: the values of graphs that it holds. entering: operands that these have
     taken over, and have told of."""
     if op.converts:
@@ -350,7 +352,7 @@ def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
             suspects.setdefault(id(s.key), Suspect(s.key, found)).live = True
 
 
-def _kind(s: Seen) -> str | None:
+def _kind(s: WatchedArray) -> str | None:
     """The worse of what the elements hold: "nan", "inf", or None when all are finite."""
     if s.dtype.kind != "float" or s.dtype.special == "none":
         return None
@@ -359,8 +361,8 @@ def _kind(s: Seen) -> str | None:
     return "nan" if np.isnan(s.array).any() else "inf"
 
 
-def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
-           out: Seen, kind: str) -> BadValue | None:
+def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None],
+           ins: list[WatchedArray], out: WatchedArray, kind: str) -> BadValue | None:
     """Rules 1 to 4 for a bad result of operands that are not suspect."""
     before = {k for s in ins if (k := _kind(s)) is not None}
     if kind == "inf" and before:
@@ -389,7 +391,7 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
     )
 
 
-def _saved(op: GraphOp, attrs: dict, ins: list[Seen], out: Seen) -> SavedCall:
+def _saved(op: GraphOp, attrs: dict, ins: list[WatchedArray], out: WatchedArray) -> SavedCall:
     """An op as it was called."""
     def run(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         with np.errstate(all="ignore"):
@@ -417,16 +419,16 @@ def _count(bad: BadValue) -> None:
     frame = _local.frames[-1]
     if config.numerics == "raise" and not _local.late:
         frame.suspects.clear()
-        raise _kept(bad).error()
+        raise _kept_on_disk(bad).error()
     frame.suspects = {k: s for k, s in frame.suspects.items() if s.bad is not bad}
     with _lock:
         counts = _counts.setdefault((bad.label, str(bad.where)), CastCounts())
         counts.add(**{bad.kind: bad.count})
         if not _first:
-            _first.append(_kept(bad))
+            _first.append(_kept_on_disk(bad))
 
 
-def _kept(bad: BadValue) -> BadValue:
+def _kept_on_disk(bad: BadValue) -> BadValue:
     return bad if bad.saved is None else replace(bad, saved=bad.saved.kept())
 
 

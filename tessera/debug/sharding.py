@@ -83,7 +83,7 @@ class Picture:
             if grid.title:
                 parts.append(_text(0, y, grid.title))
                 y += LINE
-            parts += _drawn(grid, self._cell, y)
+            parts += _draw_grid(grid, self._cell, y)
             y += LINE * (len(grid.rows) + 1)
         parts += [_text(0, y + LINE * i, note) for i, note in enumerate(self.notes)]
         y += LINE * len(self.notes)
@@ -147,13 +147,14 @@ def _grid(layout: Layout, cuts: list[list[Cut]], shown: list[int | None],
     across = cuts[column][:MOST] if column is not None else [None]
     known = {d: cut[2] for d, (_, cut) in fixed.items()}
     cells = tuple(tuple(
-        _holders(layout, known | _parts(row, r) | _parts(column, c)) for c in across) for r in down)
+        _holders(layout, known | _shard_numbers(row, r) | _shard_numbers(column, c))
+        for c in across) for r in down)
     title = ", ".join(f"dim {d} {cut[0]}:{cut[1]}" for d, (_, cut) in sorted(fixed.items()))
     corner = f"dim {row} by {column}" if len(cuts) > 2 else ""
     return Grid(title, corner, tuple(map(_heading, down)), tuple(map(_heading, across)), cells)
 
 
-def _parts(dim: int | None, cut: Cut | None) -> dict[int, int]:
+def _shard_numbers(dim: int | None, cut: Cut | None) -> dict[int, int]:
     return {} if dim is None or cut is None else {dim: cut[2]}
 
 
@@ -203,7 +204,7 @@ def _widths(grid: Grid, text: Any) -> list[int]:
     return [CELL * (2 + max(map(len, column))) for column in zip(*table, strict=True)]
 
 
-def _drawn(grid: Grid, text: Any, top: int) -> list[str]:
+def _draw_grid(grid: Grid, text: Any, top: int) -> list[str]:
     """A table of coloured cells whose first line, the headings, begins at `top`."""
     widths = _widths(grid, text)
     left = [sum(widths[:i]) for i in range(len(widths))]

@@ -105,20 +105,21 @@ class ContentLink(NamedTuple):
 Link = NameLink | LengthLink | ContentLink
 
 
-def _same(now: Any, value: Any) -> bool:
+def _same_constant(now: Any, value: Any) -> bool:
     """Whether two values are the same constant of a trace."""
     if now is value:
         return True
     if type(now) is not type(value):
         return False
     if isinstance(value, tuple):
-        return len(now) == len(value) and all(map(_same, now, value))
+        return len(now) == len(value) and all(map(_same_constant, now, value))
     if isinstance(value, frozenset):
         return bool(now == value)
     if isinstance(value, types.FunctionType):
         return _is_made_again(now, value)
     if _is_record(value):
-        return all(_same(getattr(now, f.name), getattr(value, f.name)) for f in fields(value))
+        return all(_same_constant(getattr(now, f.name), getattr(value, f.name))
+                   for f in fields(value))
     return (isinstance(value, (*PLAIN, types.MethodType)) or _is_numeric(value)) and \
         Static(now) == Static(value)
 
@@ -129,7 +130,7 @@ def _is_made_again(now: types.FunctionType, value: types.FunctionType) -> bool:
     return now.__code__ is value.__code__ and now.__globals__ is value.__globals__ and (
         now.__defaults__ is value.__defaults__ and now.__kwdefaults__ is value.__kwdefaults__
         and all(map(_filled, (*cells, *own)))
-        and all(a is b or (isinstance(b, PLAIN) and _same(a, b)) for a, b in zip(
+        and all(a is b or (isinstance(b, PLAIN) and _same_constant(a, b)) for a, b in zip(
             (c.cell_contents for c in cells), (c.cell_contents for c in own), strict=True)))
 
 
@@ -164,10 +165,10 @@ class CapturedNames:
     def rebound(self) -> Rebound | None:
         """A name that holds something else than when the function was traced."""
         for holder, key, value in self._items:  # the way of most, of whole models
-            if holder.get(key) is not value and not _same(holder.get(key), value):
+            if holder.get(key) is not value and not _same_constant(holder.get(key), value):
                 return Rebound(self._names[id(holder), key], _is_setting(value))
         for links in [e.links for e in self._entries if not e.holds()] + [self._others]:
-            other = next((k for k in links if not _same(k.now, k.value)), None)
+            other = next((k for k in links if not _same_constant(k.now, k.value)), None)
             if other is not None:
                 return Rebound(other.name, isinstance(other, NameLink) and _is_setting(other.value))
         return None
@@ -250,7 +251,8 @@ class _Search:
             self.written |= code.written
             self.constants |= code.constants
             self.seen[at] = any([self._leads(value, link, child, depth, read)
-                                 for link, child in _parts(value, self.names, name, foreign)])
+                                 for link, child in _linked_parts(value, self.names, name,
+                                                                  foreign)])
             more = _content(value, name, self.constants) if read else None
             if more is not None:
                 self.seen[at] = True
@@ -343,13 +345,13 @@ def _may_be_set(value: Any, link: NameLink, child: Any) -> bool:
 
 def _is_attribute(value: Any, link: NameLink) -> bool:
     """Whether a link is to what an object, or a class, has as an attribute."""
-    mine = link.holder is value or link.holder is _own(value) or isinstance(
+    mine = link.holder is value or link.holder is _own_attributes(value) or isinstance(
         link.holder, types.MappingProxyType)
     return mine and not isinstance(value, types.ModuleType | dict | list)
 
 
-def _parts(value: Any, names: set[str], name: str, foreign: bool
-           ) -> Iterator[tuple[NameLink | None, Any]]:
+def _linked_parts(value: Any, names: set[str], name: str, foreign: bool
+                  ) -> Iterator[tuple[NameLink | None, Any]]:
     """What is reached through a value: links, or None for what cannot be bound anew. name: its."""
     if isinstance(value, types.FunctionType):
         yield from _of_function(value, foreign)
@@ -381,14 +383,14 @@ def _parts(value: Any, names: set[str], name: str, foreign: bool
         special = SPECIAL if _is_users(type(value)) else frozenset()
         if not foreign:
             yield from ((None, method) for method in _methods(type(value), names | special))
-        yield from _items(_own(value), _own(value))
+        yield from _items(_own_attributes(value), _own_attributes(value))
         slots = [n for kind in type(value).__mro__ for n in _slots(kind)]
         yield from ((NameLink(value, n, getattr(value, n), n), getattr(value, n))
                     for n in slots if hasattr(value, n))
         yield from _of_class(value, names)
 
 
-def _own(value: Any) -> dict:
+def _own_attributes(value: Any) -> dict:
     """The attributes of an object itself, which is not asked: some have any that one asks for."""
     try:
         return object.__getattribute__(value, "__dict__")
@@ -427,7 +429,7 @@ def _unwrapped(root: Any) -> Iterator[Any]:
 def _of_class(value: Any, names: set[str]) -> Iterator[tuple[NameLink, Any]]:
     """What an object has by its class, under names of the code: not methods and properties, which
     may stand for what a class further back has. Nothing of the object's runs."""
-    seen, classes = set(_own(value)), _classes(type(value))
+    seen, classes = set(_own_attributes(value)), _classes(type(value))
     for kind in type(value).__mro__:
         for n in (vars(kind).keys() & names) - seen:
             seen.add(n)

@@ -68,12 +68,14 @@ def _bound(steps: list[dis.Instruction], code: types.CodeType) -> frozenset[str]
 def _changed(steps: list[dis.Instruction]) -> frozenset[str]:
     """The names of what items are stored in, or such methods are called of: their expressions begin
     where those of the item and the method do."""
-    begin = {_place(i) for i in steps if i.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") or (
+    begin = {_source_position(i) for i in steps if i.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
+             or (
         i.opname in ("LOAD_ATTR", "LOAD_METHOD") and i.argval in _CHANGING)} - {None}
-    return frozenset(i.argval for i in steps if _place(i) in begin and isinstance(i.argval, str))
+    return frozenset(i.argval for i in steps if _source_position(i) in begin
+                     and isinstance(i.argval, str))
 
 
-def _place(step: dis.Instruction) -> tuple[int, int] | None:
+def _source_position(step: dis.Instruction) -> tuple[int, int] | None:
     at = step.positions
     return None if at is None or at.lineno is None or at.col_offset is None else (
         at.lineno, at.col_offset)

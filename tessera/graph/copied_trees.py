@@ -17,7 +17,7 @@ from .tree import TreeDef
 from .tree_code import DEEPEST, Flattening, depth, expression
 
 
-class Taken(NamedTuple):
+class TreeCopies(NamedTuple):
     """dicts, lists: copies of the containers that hold tensors of the set alone.  singles: the
     others of the set.  rest: leaves that are not."""
 
@@ -39,7 +39,7 @@ class CopiedTrees:
         """mine: the numbers of the leaves of the set."""
         writer = _Taking({*mine})
         writer.node("v", structure)
-        self.take: Callable[[Any], Taken | None] = writer.finish()
+        self.take: Callable[[Any], TreeCopies | None] = writer.finish()
         self.containers = [*writer.dicts, *writer.lists]  # of each its kind, keys and leaves
         self.order = [*chain.from_iterable(n for _, _, n in self.containers), *writer.singles]
         self.copied = len(self.order) - len(writer.singles)
@@ -49,7 +49,7 @@ class CopiedTrees:
         """None for a structure that is too deep."""
         return None if depth(structure) > DEEPEST else CopiedTrees(structure, mine)
 
-    def of_tensors(self, tensors: Sequence[Any]) -> Taken:
+    def of_tensors(self, tensors: Sequence[Any]) -> TreeCopies:
         """Containers of other tensors of the set, as if taken apart. tensors: in order."""
         dicts, lists, at = list[dict[Any, Any]](), list[list[Any]](), iter(tensors)
         for kind, keys, numbers in self.containers:
@@ -58,17 +58,17 @@ class CopiedTrees:
                 dicts.append(dict(zip(keys, values, strict=True)))
             else:
                 lists.append(values)
-        return Taken(dicts, lists, [], [])
+        return TreeCopies(dicts, lists, [], [])
 
     def puts_together(self, structure: TreeDef, places: Mapping[int, int]
-                      ) -> Callable[[Taken, Sequence[Any], Sequence[Any]], Any]:
+                      ) -> Callable[[TreeCopies, Sequence[Any], Sequence[Any]], Any]:
         """put(taken, tensors, others): a result of this structure. places: by its leaf, the leaf of
         the arguments whose place it takes; others: the leaves that take none."""
         writer = _Putting(self, places)
         made = expression(structure, writer.scope, writer.node)
         text = f"def put(taken, t, m):\n    d, s = taken.dicts, taken.lists\n    return {made}\n"
         exec(text, writer.scope)  # noqa: S102
-        put: Callable[[Taken, Sequence[Any], Sequence[Any]], Any] = writer.scope["put"]
+        put: Callable[[TreeCopies, Sequence[Any], Sequence[Any]], Any] = writer.scope["put"]
         return put
 
 
@@ -114,7 +114,7 @@ class _Taking(Flattening):
 
     def result(self) -> str:
         parts = (*self.copies.values(), self.single_names, self.leaves)
-        self.scope["Taken"] = Taken
+        self.scope["Taken"] = TreeCopies
         return f"Taken({', '.join('[' + ', '.join(p) + ']' for p in parts)})"
 
 
@@ -152,4 +152,4 @@ def _key(kind: type, keys: Sequence[Any] | None, numbers: Sequence[int | None]) 
     return kind, keys, tuple(map(type, keys or ())), tuple(numbers)
 
 
-__all__ = ["CopiedTrees", "Taken"]
+__all__ = ["CopiedTrees", "TreeCopies"]

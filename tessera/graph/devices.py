@@ -64,10 +64,10 @@ def to(x: Any, device: Any) -> Any:
     UnsupportedTargetError without a GPU, TraceError for traced tensors.
     """
     place = find_place(device)
-    return tree.map_tree(lambda leaf: _moved(leaf, place), x)
+    return tree.map_tree(lambda leaf: _move_leaf(leaf, place), x)
 
 
-def _moved(leaf: Any, place: int) -> Any:
+def _move_leaf(leaf: Any, place: int) -> Any:
     if not is_array(leaf):
         return leaf
     with config.scope(device="auto"):
@@ -189,7 +189,7 @@ def target_of(what: str, operands: Iterable[tuple[str, Any]], target: str | None
     on = found - {HOST}
     if said is None:
         if len(found) > 1:
-            raise _apart(what, places)
+            raise _mixed_devices_error(what, places)
         return f"cuda:{on.pop()}" if on else "cpu"
     if said == "cpu":
         if on:
@@ -201,7 +201,7 @@ def target_of(what: str, operands: Iterable[tuple[str, Any]], target: str | None
     wanted = on.pop() if said == "cuda" and len(on) == 1 else gpu_number(said)
     if on - {wanted}:
         if said == "cuda":
-            raise _apart(what, places)
+            raise _mixed_devices_error(what, places)
         raise ArgumentError(f"{what} is to run on cuda:{wanted}, but {listing(places)}",
                             hint=f'x.to("cuda:{wanted}") moves a tensor there', where=user_line())
     return f"cuda:{wanted}"
@@ -218,7 +218,7 @@ def _setting() -> str | None:
     return f"cuda:{place}" if ":" in config.device else "cuda"
 
 
-def _apart(what: str, places: dict[str, int]) -> ArgumentError:
+def _mixed_devices_error(what: str, places: dict[str, int]) -> ArgumentError:
     return ArgumentError(
         f"{what}: {listing(places)}: tensors of one call lie in one place", where=user_line(),
         hint='x.to("cuda") moves a tensor to the GPU, x.cpu() to the host; ts.to(tree, "cuda") '

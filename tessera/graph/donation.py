@@ -22,7 +22,7 @@ from ..tile.launch.memory_turns import end_turns
 from ..tile.launch.resident import Resident
 from ..tile.launch.shared_views import end_views
 from ..tile.launch.used_by import UsedBy
-from .placed_leaves import FEW, PlacedLeaves, SpreadLeaves, memories_of, placed
+from .placed_leaves import FEW, PlacedLeaves, SpreadLeaves, as_placed_leaves, memories_of
 
 
 class DonatedTensor(Tensor):
@@ -168,13 +168,13 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
     """Raise ArgumentError where a donated tensor is given a second time. Returns what the leaves
     are made of."""
     own_memory([leaves[i] for i in donated])
-    parts = _parts(leaves)
+    parts = _component_tensors(leaves)
     if are_apart(leaves, parts):
         return parts
-    for p in _parts([leaves[i] for i in donated]):  # views of it have elements of their own
+    for p in _component_tensors([leaves[i] for i in donated]):  # its views get their own elements
         if type(p) is Resident:
             end_views(p.storage)
-    parts = _parts(leaves)
+    parts = _component_tensors(leaves)
     if are_apart(leaves, parts):
         return parts
     for i in donated:
@@ -196,21 +196,21 @@ def own_memory(tensors: Sequence[Tensor]) -> None:
 
 def are_apart(leaves: Sequence[Tensor], parts: Sequence[Tensor] | None = None) -> bool:
     """Whether no two leaves have one memory. parts: what they are made of, where that is known."""
-    parts = _parts(leaves) if parts is None else parts
+    parts = _component_tensors(leaves) if parts is None else parts
     memories = memories_of(parts)
     hosts = 0 if type(parts) is PlacedLeaves else memories.count(None)
     return len({*memories}) - bool(hosts) == len(memories) - hosts and (
         len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves))
 
 
-def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def _component_tensors(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What tensors are made of: themselves, or their parts."""
     if type(tensors) is PlacedLeaves:
         return tensors
     kinds = {type(tensors[0])} if type(tensors) is SpreadLeaves else {*map(type, tensors)}
     alike = DONATABLE.get(next(iter(kinds))) if len(kinds) == 1 else None
     if alike is not None and alike.parts is not None:
-        return tensors.parts(alike.parts) if type(tensors) is SpreadLeaves else placed(
+        return tensors.parts(alike.parts) if type(tensors) is SpreadLeaves else as_placed_leaves(
             alike.parts(tensors))
     found: list[Tensor] = []
     for kind in kinds:
@@ -221,7 +221,7 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _memories(x: Tensor) -> set[int]:
-    return {id(p.storage) for p in _parts([x]) if p.storage is not None}
+    return {id(p.storage) for p in _component_tensors([x]) if p.storage is not None}
 
 
 __all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "alone", "are_apart", "blank",

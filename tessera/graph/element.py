@@ -40,7 +40,7 @@ class Element:
     way: str = "sum"
 
 
-def places(axes: Sequence[int | str], letter: str = "o") -> str:
+def index_names(axes: Sequence[int | str], letter: str = "o") -> str:
     """o0, o1, ... of axes; a text stands for itself."""
     return ", ".join(a if isinstance(a, str) else f"{letter}{a}" for a in axes) or "()"
 
@@ -82,4 +82,4 @@ class _Operand:
         return np.where(inside, x[clipped], x.dtype.type(0))
 
 
-__all__ = ["Element", "IndexBound", "evaluate", "places"]
+__all__ = ["Element", "IndexBound", "evaluate", "index_names"]

@@ -177,6 +177,11 @@ if TYPE_CHECKING:
     from .ops.maths import log10 as log10
     from .ops.maths import nan_to_num as nan_to_num
     from .ops.maths import reciprocal as reciprocal
+    from .ops.matmuls import batched_gemm as batched_gemm
+    from .ops.matmuls import gemm as gemm
+    from .ops.matmuls import gemv as gemv
+    from .ops.matmuls import linear as linear
+    from .ops.matmuls import matmul as matmul
     from .ops.matrix_functions import matrix_exp as matrix_exp
     from .ops.matrix_functions import pinv as pinv
     from .ops.matrix_norms import norm as norm
@@ -196,11 +201,6 @@ if TYPE_CHECKING:
     from .ops.norms import rmsnorm as rmsnorm
     from .ops.pool import avg_pool2d as avg_pool2d
     from .ops.pool import max_pool2d as max_pool2d
-    from .ops.products import batched_gemm as batched_gemm
-    from .ops.products import gemm as gemm
-    from .ops.products import gemv as gemv
-    from .ops.products import linear as linear
-    from .ops.products import matmul as matmul
     from .ops.quantiles import median as median
     from .ops.quantiles import quantile as quantile
     from .ops.random import bernoulli as bernoulli

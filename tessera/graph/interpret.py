@@ -34,10 +34,11 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray],
             for observe in (*also, *hooks.nodes, *(s.observe for s in hooks.sentinels)):
                 observe(node, inputs, made)
     given = [*arrays, *(t.array for _, t in graph.captures)]
-    return list(own(map(env.__getitem__, graph.outputs), given))
+    return list(own_memory(map(env.__getitem__, graph.outputs), given))
 
 
-def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
+def own_memory(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np.ndarray,
+                                                                                     ...]:
     """Results in memory of their own: those that lie in an argument or in another result are
     copied, and those that repeat elements."""
     taken = {memory_id(a) for a in others}

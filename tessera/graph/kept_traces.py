@@ -132,12 +132,12 @@ def _change(name: str, held: list[Any]) -> str:
                     range(ranks.pop())]
             kinds = _few(f"the type of {name}", [x.type for x in held])
             found = "; ".join(filter(None, [*axes, kinds]))
-            return f"{found}   ({name} was {_shown(held[0])}, is {_shown(held[-1])})" if found \
-                else ""
+            return f"{found}   ({name} was {_type_text(held[0])}, is {_type_text(held[-1])})" \
+                if found else ""
     return _few(name, held)
 
 
-def _shown(x: TensorType) -> str:
+def _type_text(x: TensorType) -> str:
     return f"{x.type}{show_shape(x.shape)}"
 
 

@@ -205,7 +205,7 @@ def to_compute(x: Tensor) -> Tensor:
     return x if x.type.dtype is numeric.dtype else convert(x, numeric)
 
 
-def plain(x: Any) -> Tensor:
+def dequantized(x: Any) -> Tensor:
     """x as a tensor whose elements are its values: a scaled one, codes and scale, is multiplied
     out, because moving the codes would lose the scale."""
     x = as_tensor(x)
@@ -397,7 +397,7 @@ def scalar_line(fn: Function) -> Function:
         bound = signature.bind(x, *args, **kwargs)
         axis = bound.arguments.get("axis", 0)
         if axis is None or (isinstance(axis, tuple) and not axis) or _is_line(axis):
-            line = F.reshape(plain(x), (1,))
+            line = F.reshape(dequantized(x), (1,))
             out = fn(**{**bound.arguments, "x": line, "axis": 0})
             back = [F.reshape(y, ()) if tuple(y.shape) == (1,) else y
                     for y in (out if isinstance(out, tuple) else (out,))]

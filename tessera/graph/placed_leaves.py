@@ -56,7 +56,7 @@ class SpreadLeaves(list[Any]):
         memories = storage_of(parts)
         on = memories[0].device
         if self.rest:
-            rest = placed(of(self.rest))
+            rest = as_placed_leaves(of(self.rest))
             if type(rest) is not PlacedLeaves or rest.device is not on:
                 return parts
         return PlacedLeaves(parts, memories, on)
@@ -95,7 +95,7 @@ def placed_on(tensors: list[Any], on: Device) -> Sequence[Tensor]:
     return tensors if SharedView in kinds else PlacedLeaves(tensors, memories, on)
 
 
-def placed(tensors: list[Any]) -> Sequence[Tensor]:
+def as_placed_leaves(tensors: list[Any]) -> Sequence[Tensor]:
     """Tensors as PlacedLeaves where they are such, else as they are."""
     if {*map(type, tensors)} <= {Resident}:
         memories = storage_of(tensors)
@@ -152,4 +152,5 @@ def _of_runs(take: Callable[[Any], tuple[Sequence[Any], ...]]) -> Picker:
 
 
 __all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "ResultOrigin", "SpreadLeaves",
-           "memories_of", "origins", "picker", "placed", "placed_on", "read_storage", "storage_of"]
+           "as_placed_leaves", "memories_of", "origins", "picker", "placed_on", "read_storage",
+           "storage_of"]

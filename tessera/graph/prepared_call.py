@@ -58,8 +58,8 @@ class LeafPattern:
 
     def part(self, numbers: Sequence[int]) -> LeafPattern:
         """Of these leaves alone."""
-        return LeafPattern([self.kinds[i] for i in numbers], _part(self.by_number, numbers),
-                           _part(self.others, numbers))
+        return LeafPattern([self.kinds[i] for i in numbers], _renumbered(self.by_number, numbers),
+                           _renumbered(self.others, numbers))
 
     def is_param(self, number: int) -> bool:
         """Of a leaf that lies on a GPU or on a mesh."""
@@ -91,7 +91,7 @@ class LeafPattern:
         return [t for i, x in enumerate(leaves) for t in (made[i] if i in made else (x,))]
 
 
-def _part(of: Mapping[int, T], numbers: Sequence[int]) -> dict[int, T]:
+def _renumbered(of: Mapping[int, T], numbers: Sequence[int]) -> dict[int, T]:
     return {k: of[i] for k, i in enumerate(numbers) if i in of}
 
 

@@ -105,13 +105,13 @@ def blame(graph: Graph, arrays: Sequence[np.ndarray]) -> set[Value]:
 
 def _computing(graph: Graph) -> Graph:
     """The graph without nodes that have no result, in the graphs that nodes hold, too."""
-    nodes = tuple(Node(n.op, n.inputs, {k: _held(v) if k in n.op.graph_attrs else v
+    nodes = tuple(Node(n.op, n.inputs, {k: _computing_graphs(v) if k in n.op.graph_attrs else v
                                         for k, v in n.attrs.items()}, n.outputs, n.where)
                   for n in graph.nodes if n.outputs)
     return replace(graph, nodes=nodes)
 
 
-def _held(held: Graph | tuple[Graph, ...]) -> Graph | tuple[Graph, ...]:
+def _computing_graphs(held: Graph | tuple[Graph, ...]) -> Graph | tuple[Graph, ...]:
     return tuple(map(_computing, held)) if isinstance(held, tuple) else _computing(held)
 
 

@@ -24,7 +24,7 @@ from ..tensor import Tensor
 from ..tile.launch.memory_turns import MemoryTurns, addresses
 from ..tile.launch.object_words import are_readable
 from ..tile.launch.used_by import UsedBy
-from .copied_trees import CopiedTrees, Taken
+from .copied_trees import CopiedTrees, TreeCopies
 from .donation import DONATABLE, are_apart, use_up
 from .placed_leaves import FEW, picker
 from .tree import TreeDef
@@ -105,7 +105,7 @@ class SteadyStep:
             made = self.beside(spent, self.form.params)
             self.turns.replace_spent(made, self.form.trees.of_tensors(made))
 
-    def call(self, taken: Taken, mine: Any, name: str) -> Any:
+    def call(self, taken: TreeCopies, mine: Any, name: str) -> Any:
         """The result of the function; None where nothing has run. taken: its arguments.  mine: of
         these the tensors of the set."""
         if self.scattered:
@@ -127,7 +127,7 @@ class SteadyStep:
         if made is None:
             return None
         used_by = self._used_by(name)
-        if not turns.pass_on(mine, Taken(taken.dicts, taken.lists, [], []), used_by):
+        if not turns.pass_on(mine, TreeCopies(taken.dicts, taken.lists, [], []), used_by):
             self._hand_over(mine, spent, used_by)
         for k in form.new_params:
             made[k].is_param = True

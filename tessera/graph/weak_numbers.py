@@ -122,7 +122,7 @@ CHECK_FITS = GraphOp(
 
 
 # --- arithmetic among numbers -------------------------------------------------------------------
-def _alike(a: Any, b: Any, floating: bool) -> list[Any]:
+def _promoted_numbers(a: Any, b: Any, floating: bool) -> list[Any]:
     """Two numbers as Python computes with them: in f64 when one is a float, or must become one."""
     floating = floating or any(
         isinstance(x, float) or (isinstance(x, Number) and x.dtype.kind == "float") for x in (a, b))
@@ -139,7 +139,7 @@ def _arithmetic(method: str) -> Callable[[Number, Any], Any]:
     def run(self: Number, other: Any) -> Any:
         if not is_number(other):
             return plain(self, other)
-        a, b = _alike(self, other, method.endswith("truediv__"))
+        a, b = _promoted_numbers(self, other, method.endswith("truediv__"))
         made = OPERATORS[method](a, b)
         return made if made.dtype.kind == "bool" else number_of(made)
 

@@ -23,13 +23,13 @@ from .fft_stages import (
     POINTS,
     SECTOR,
     beside_points,
+    complex_multiply,
     one_turn,
     pitch,
     spread,
     stage_turn,
     starts,
     transformed,
-    turned,
 )
 
 
@@ -131,8 +131,8 @@ def store_frequencies(yr, yi, y, row, first, apart, column, part, N, R, whole, s
             if whole > 1:
                 cosine, sine = turn[0]
                 if k > 0:
-                    cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
-                real, imaginary = turned(real, imaginary, cosine, sine)
+                    cosine, sine = complex_multiply(cosine, sine, *stage_turn(k, rows))
+                real, imaginary = complex_multiply(real, imaginary, cosine, sine)
             at = (vs[n] + k * step) * apart * every
             if every == 2:
                 tile.store_pair(yr[row], first + at, real, imaginary)

@@ -15,7 +15,7 @@ from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
-from .fft_stages import butterfly, turned
+from .fft_stages import butterfly, complex_multiply
 
 SIDE, RADICES, THREADS = 64, (4, 16), 256
 # In shared memory point 4 q + f of a row lies at 17 f + q, and rows 68 apart: threads of 16 q and
@@ -62,7 +62,8 @@ def first_stage(z, angles, p):
     """Of points p + 16 j: frequencies k, turned by -p k / 64."""
     r, i = butterfly(4, [z[j][0] for j in FOUR], [z[j][1] for j in FOUR])
     rows = [tile.load_pair(angles, 2 * p + 32 * n) for n in FOUR[:3]]
-    return [(r[0], i[0])] + [turned(r[k], i[k], rows[k - 1][0], rows[k - 1][1]) for k in FOUR[1:]]
+    return [(r[0], i[0])] + [complex_multiply(r[k], i[k], rows[k - 1][0], rows[k - 1][1])
+                             for k in FOUR[1:]]
 
 
 __all__ = ["RADICES", "SIDE", "THREADS", "fft_squares"]

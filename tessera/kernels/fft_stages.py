@@ -32,7 +32,7 @@ SINES = tuple(math.sin(math.pi * n / 16) for n in ALL)
 
 # --- butterflies: real parts and imaginary parts, in and out -------------------------------------
 @kernel
-def turned(r, i, c, s):
+def complex_multiply(r, i, c, s):
     """(r + i i) (c + i s)"""
     return r * c - i * s, r * s + i * c
 
@@ -60,7 +60,7 @@ def turned_by(r, i, n):
         return i, -r
     if n == 12:
         return (i - r) * HALF, (r + i) * -HALF
-    return turned(r, i, COSINES[n], -SINES[n])
+    return complex_multiply(r, i, COSINES[n], -SINES[n])
 
 
 @kernel
@@ -146,7 +146,7 @@ def stage_turn(k, rows):
     c, s = rows[k // 4 + 2]
     if k % 4 == 0:
         return c, s
-    return turned(c, s, rows[k % 4 - 1][0], rows[k % 4 - 1][1])
+    return complex_multiply(c, s, rows[k % 4 - 1][0], rows[k % 4 - 1][1])
 
 
 # --- stages --------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def stage_turned(y, turns, R):
     made = []
     for b in ALL[:len(turns)]:
         rows = turns[b]
-        z = [turned(y[b][0][k], y[b][1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
+        z = [complex_multiply(y[b][0][k], y[b][1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
         made = made + [([y[b][0][0]] + [v[0] for v in z], [y[b][1][0]] + [v[1] for v in z])]
     return made
 
@@ -314,5 +314,5 @@ def in_order(sr, si, base, y, part, N, radices, points=POINTS):
 
 __all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "SECTOR", "beside_points", "butterfly",
            "cosine_sine", "in_order", "in_shared", "mirrored", "one_turn", "padded", "pitch",
-           "room", "spread", "stage_angles", "stage_turn", "starts", "transformed", "turned",
-           "turned_by"]
+           "room", "spread", "stage_angles", "stage_turn", "starts", "transformed",
+           "complex_multiply", "turned_by"]

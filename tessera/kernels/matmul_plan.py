@@ -55,7 +55,7 @@ def card_of(x: Any) -> Card:
 @functools.cache
 def usual_card() -> Card:
     """Of the GPUs that are tuned for."""
-    return _made(DEFAULT, False)
+    return _card_of(DEFAULT, False)
 
 
 def card_at(index: int) -> Card:
@@ -66,7 +66,7 @@ def card_at(index: int) -> Card:
 
 @functools.cache
 def _card(index: int, tuned: TunedTables | None) -> Card:
-    return replace(_made(gpu_of(device(index)), True), tuned=tuned)
+    return replace(_card_of(gpu_of(device(index)), True), tuned=tuned)
 
 
 _planned: ContextVar[Card | None] = ContextVar("planned", default=None)
@@ -86,7 +86,7 @@ def known_cards(target: Target) -> list[Card]:
     """Of GPUs of a target: those whose figures are known, with the tables that there are of them,
     and those of this machine. Products may be planned otherwise for each."""
     known = [g for g in GPUS.values() if g.target == str(target)] or [gpu(str(target))]
-    cards = [replace(_made(g, True), tuned=tables_of(f"NVIDIA {g.name}", g.multiprocessors))
+    cards = [replace(_card_of(g, True), tuned=tables_of(f"NVIDIA {g.name}", g.multiprocessors))
              for g in known]
     count = device_count() if has_gpu() else 0
     return list(dict.fromkeys([*cards, *(card_at(i) for i in range(count)
@@ -115,7 +115,7 @@ def _is_mine(unit: WarpgroupMatmul | None) -> bool:
     return has_gpu() and device().target.generation.warpgroup_matmul is unit
 
 
-def _made(gpu: Gpu, copies: bool) -> Card:
+def _card_of(gpu: Gpu, copies: bool) -> Card:
     unit = gpu.generation.warpgroup_matmul
     formats = {} if unit is None else unit.operands
     return Card(gpu.multiprocessors, gpu.memory_gbps, frozenset(formats), frozenset(

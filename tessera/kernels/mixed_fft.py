@@ -21,7 +21,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .fft import begin_near
-from .fft_stages import ALL, BANKS, SECTOR, butterfly, cosine_sine, stage_turn, turned
+from .fft_stages import ALL, BANKS, SECTOR, butterfly, complex_multiply, cosine_sine, stage_turn
 
 RADICES = (30, 24, 20, 18, 16, 15, 12, 10, 9, 8, 6, 5, 4, 3, 2)
 # Of which frequencies of a stage the turns are kept; see stage_turn.
@@ -112,7 +112,7 @@ def both_axes(R, y):
 def fixed_turn(r, i, n, R):
     if n == 0:
         return r, i
-    return turned(r, i, TURNS[R][n % R][0], TURNS[R][n % R][1])
+    return complex_multiply(r, i, TURNS[R][n % R][0], TURNS[R][n % R][1])
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def store_points(s, ats, z, m, side):
 @kernel
 def stage_turned(y, angles, first, R, L):
     rows = [tile.load_pair(angles, first + 2 * n * L) for n in ALL[:len(KEPT[R])]]
-    z = [turned(y[0][k], y[1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
+    z = [complex_multiply(y[0][k], y[1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
     return [y[0][0]] + [v[0] for v in z], [y[1][0]] + [v[1] for v in z]
 
 
@@ -379,8 +379,8 @@ def mixed_form(N: int, sides: int = 1) -> MixedForm | None:
         beside = [form for form in found if _fits_beside(N, *form[1:])]
         if beside:
             _, radices, T = min(beside)
-            return _made(N, radices, T, 2)
-    return _made(N, radices, T, 1)
+            return _mixed_form(N, radices, T, 2)
+    return _mixed_form(N, radices, T, 1)
 
 
 @functools.cache
@@ -424,7 +424,7 @@ def _wide_form(N: int) -> MixedForm | None:
     return MixedForm(radices, T, BM, *_pads(N, radices, T, BM, across=True), groups=1)
 
 
-def _made(N: int, radices: tuple[int, ...], T: int, side: int) -> MixedForm:
+def _mixed_form(N: int, radices: tuple[int, ...], T: int, side: int) -> MixedForm:
     BM = _lines(T)
     return MixedForm(radices, T, BM, *_pads(N, radices, T, BM, side), side)
 

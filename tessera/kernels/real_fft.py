@@ -20,6 +20,7 @@ from .fft_stages import (
     POINTS,
     SECTOR,
     beside_points,
+    complex_multiply,
     cosine_sine,
     in_order,
     in_shared,
@@ -30,7 +31,6 @@ from .fft_stages import (
     stage_angles,
     starts,
     transformed,
-    turned,
     turned_by,
 )
 
@@ -84,7 +84,7 @@ def frequencies(sr, si, here, base, n, k_, first, N, each, half):
     """Frequency n of a thread's, and that which mirrors it."""
     at, back = here + padded(n * each), base + padded(k_ & (N - 1))
     r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
-    c, d = turned(i + i_, r_ - r, *pair_turn(first, n, N))
+    c, d = complex_multiply(i + i_, r_ - r, *pair_turn(first, n, N))
     return ((r + r_) * half + c, (i - i_) * half + d), ((r + r_) * half - c, d - (i - i_) * half)
 
 
@@ -324,7 +324,7 @@ def packed_frequency(xr, xi, turns, a, part, n, each, N):
     if n == 0:
         i, i_ = tile.where(part == 0, 0.0, i), tile.where(part == 0, 0.0, i_)
     cosine, sine = pair_turn(turns, n // each, N)
-    c, d = turned(-(i + i_), r - r_, cosine, -sine)
+    c, d = complex_multiply(-(i + i_), r - r_, cosine, -sine)
     return r + r_ + c, i - i_ + d
 
 
@@ -347,7 +347,7 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
     h = a % hr.shape[0]
     if part == 0:
         r, i = sr[base + padded(N // 2)], -si[base + padded(N // 2)]
-        c, d = turned(r, i, hr[h, N // 2], hi[h, N // 2])
+        c, d = complex_multiply(r, i, hr[h, N // 2], hi[h, N // 2])
         sr[base + padded(N // 2)] = 2.0 * c
         si[base + padded(N // 2)] = -2.0 * d
     first, turns = base + padded(part), pair_turns(angles, T - 2 * N + 2 * part, N, POINTS)
@@ -370,11 +370,11 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
 def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
     """Of x[2 n] + i x[2 n + 1] the frequencies k and N - k, where those of x are multiplied."""
     r, i, r_, i_ = sr[here], si[here], sr[back], si[back]
-    tr, ti = turned(i + i_, r_ - r, c, -s)
-    pr, pi = turned(0.5 * (r + r_ + tr), 0.5 * (i - i_ + ti), hr, hi)          # of k
-    qr, qi = turned(0.5 * (r + r_ - tr), 0.5 * (ti - i + i_), hr_, hi_)        # of N - k
+    tr, ti = complex_multiply(i + i_, r_ - r, c, -s)
+    pr, pi = complex_multiply(0.5 * (r + r_ + tr), 0.5 * (i - i_ + ti), hr, hi)          # of k
+    qr, qi = complex_multiply(0.5 * (r + r_ - tr), 0.5 * (ti - i + i_), hr_, hi_)        # of N - k
     pi, qi = tile.where(k == 0, 0.0, pi), tile.where(k == 0, 0.0, qi)
-    tr, ti = turned(-(pi + qi), pr - qr, c, s)
+    tr, ti = complex_multiply(-(pi + qi), pr - qr, c, s)
     if k > 0:
         sr[back] = pr + qr - tr
         si[back] = ti - pi + qi

@@ -29,11 +29,11 @@ from .fft_stages import (
     ALL,
     MOST_POINTS,
     POINTS,
+    complex_multiply,
     one_turn,
     spread,
     starts,
     transformed,
-    turned,
     turned_by,
 )
 from .real_fft import chosen
@@ -143,7 +143,7 @@ def apart_by(turn, n, R):
 @kernel
 def store_pair(yr, yi, a, k, N, z, z_, turn, half):
     """Frequencies k and N - k of 2 N real points, from those of x[2 n] + i x[2 n + 1]."""
-    c, d = turned(z[1] + z_[1], z_[0] - z[0], turn[0], turn[1])
+    c, d = complex_multiply(z[1] + z_[1], z_[0] - z[0], turn[0], turn[1])
     yr[a, k] = (z[0] + z_[0] + c) * half
     yi[a, k] = (z[1] - z_[1] + d) * half
     yr[a, N - k] = (z[0] + z_[0] - c) * half
@@ -216,7 +216,7 @@ def loaded_pair(xr, xi, a, k, N, turn, zero):
     """Of points k and N - k: (imaginary part, real part) each.  zero: whether k is 0"""
     r, r_, i, i_ = xr[a, k], xr[a, N - k], xi[a, k], xi[a, N - k]
     i, i_ = tile.where(zero, 0.0, i), tile.where(zero, 0.0, i_)
-    c, d = turned(-(i + i_), r - r_, turn[0], -turn[1])
+    c, d = complex_multiply(-(i + i_), r - r_, turn[0], -turn[1])
     return (i - i_ + d, r + r_ + c), (i_ - i + d, r + r_ - c)
 
 

@@ -130,7 +130,7 @@ def reduce_windows(x: Tensor["E"], y: Tensor["P"], count: int, form, way: str, s
             if (a.places % a.step == 0 or at[0][0] < a.places) and (
                     b.places % b.step == 0 or at[1][0] < b.places) and (
                     c.places % c.step == 0 or at[2][0] < c.places):
-                total = joined([values[i] for i in w[1]], way)
+                total = reduce_values([values[i] for i in w[1]], way)
                 total = total if scale == 1.0 else total * scale
                 y[flat(image, at, (a.places, b.places, c.places))] = tile.cast(total, y.dtype)
 
@@ -202,7 +202,7 @@ def element_at(x, image, at, extents, outside):
 
 
 @kernel
-def joined(values, way):
+def reduce_values(values, way):
     total = values[0]
     for v in values[1:]:
         if way == "sum":
@@ -215,7 +215,7 @@ def joined(values, way):
 @kernel
 def shared(values, cotangent, inside):
     """(the largest, what each element has that is it, what the others have)"""
-    top = joined(values, "max")
+    top = reduce_values(values, "max")
     count = tile.where(values[0] == top, 1.0, 0.0)
     for v in values[1:]:
         count += tile.where(v == top, 1.0, 0.0)

@@ -422,7 +422,7 @@ def as_type(x: Any) -> NumericType:
     if isinstance(x, NumericType):
         return x
     if isinstance(x, DType):
-        return _plain(x)
+        return _unscaled_type(x)
     if isinstance(x, str):
         from tessera.numerics.parse import parse
 
@@ -430,11 +430,11 @@ def as_type(x: Any) -> NumericType:
     if is_custom_policy(x):
         return NumericType(x.storage, custom_base(x))
     if isinstance(x, np.dtype):
-        return _plain(dtype_of_numpy(x))
+        return _unscaled_type(dtype_of_numpy(x))
     if isinstance(x, type) and x in _PYTHON_TYPES:
-        return _plain(_PYTHON_TYPES[x])
+        return _unscaled_type(_PYTHON_TYPES[x])
     if isinstance(x, type) and (issubclass(x, np.generic) or x in _SCALARS):
-        return _plain(dtype_of_numpy(x))
+        return _unscaled_type(dtype_of_numpy(x))
     raise DTypeError(
         f"{x!r} is not a numeric type",
         hint="accepted: a dtype (ts.f32), a dtype with a policy (ts.bf16 @accum(ts.f32)), a string "
@@ -444,7 +444,7 @@ def as_type(x: Any) -> NumericType:
 
 
 @functools.cache
-def _plain(dtype: DType) -> NumericType:
+def _unscaled_type(dtype: DType) -> NumericType:
     """The format alone: one object for all, so that most types are compared at a glance."""
     return NumericType(dtype)
 

@@ -80,7 +80,7 @@ def _plain_graph(name: str, traced: TracedSignature, leaves: list[Any]) -> Graph
     if traced.updates or any(how not in ("tensor", "param") for how in traced.rebuild):
         raise BundleError(f"{name} gives more than tensors, or writes into its arguments",
                           hint="return plain tensors, in tuples, lists and dicts")
-    graph, given = traced.graph, _given(name, traced, leaves)
+    graph, given = traced.graph, _input_values(name, traced, leaves)
     if not all(isinstance(n, int) for v in graph.inputs for n in v.aval.shape):
         raise BundleError(f"{name} has extents that are names",
                           hint="export it for arguments, whose extents are numbers")
@@ -90,7 +90,7 @@ def _plain_graph(name: str, traced: TracedSignature, leaves: list[Any]) -> Graph
                  graph.captures + tuple(held.items()), graph.nodes, graph.outputs)
 
 
-def _given(name: str, traced: TracedSignature, leaves: list[Any]) -> list[Any]:
+def _input_values(name: str, traced: TracedSignature, leaves: list[Any]) -> list[Any]:
     """The argument behind each input of the graph."""
     given = [x for x, kind in zip(leaves, traced.leaf_types, strict=True)
              if isinstance(kind, TensorType)]

@@ -33,7 +33,7 @@ PLACES = {"ArgMax": "argmax", "ArgMin": "argmin"}
 
 
 @reads(*SAME)
-def _same(node: OnnxNode, *xs: Any) -> Tensor:
+def _same_op(node: OnnxNode, *xs: Any) -> Tensor:
     made: Tensor = getattr(F, SAME[node.kind])(*map(tensor, xs))
     return made
 
@@ -307,7 +307,7 @@ def _reduced(node: OnnxNode, xs: tuple, reduce: Any, x: Tensor) -> Any:
 
 
 @reads(*PLACES)
-def _place(node: OnnxNode, x: Any) -> Tensor:
+def _arg_extremum(node: OnnxNode, x: Any) -> Tensor:
     node.only(select_last_index=0)
     made: Tensor = getattr(F, PLACES[node.kind])(tensor(x), node.option("axis", 0),
                                                  bool(node.option("keepdims", 1)))

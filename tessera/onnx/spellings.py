@@ -11,7 +11,7 @@ from ..graph.ir import Node
 from ..graph.op import GraphOp
 from ..numerics import DType, result_type
 from ..numerics.policy import clamps
-from .writer import Writer, extents, number, says
+from .writer import Writer, exports, extents, number
 
 # --- one for one ---------------------------------------------------------------------------------
 SAME = {
@@ -32,13 +32,13 @@ SUMS = {"reduce_sum": "ReduceSum", "reduce_prod": "ReduceProd"}
 PLACES = {"argmax": "ArgMax", "argmin": "ArgMin"}
 
 
-@says(*SAME)
-def _same(w: Writer, node: Node, *xs: str) -> str:
+@exports(*SAME)
+def _same_op(w: Writer, node: Node, *xs: str) -> str:
     made: str = w.op(SAME[node.op.name], *xs)
     return made
 
 
-@says(*BITS)
+@exports(*BITS)
 def _bits(w: Writer, node: Node, *xs: str) -> str:
     bools = node.inputs[0].aval.dtype.kind == "bool"
     made: str = w.op(BITS[node.op.name][0 if bools else 1], *xs)
@@ -46,48 +46,48 @@ def _bits(w: Writer, node: Node, *xs: str) -> str:
 
 
 # The same elements, or those of a type beside its policy: what holds a value, or ends a derivative.
-@says("stop_gradient", "saved", "retype")
+@exports("stop_gradient", "saved", "retype")
 def _identity(w: Writer, node: Node, x: str) -> str:
     return x
 
 
 # --- elementwise, of several ---------------------------------------------------------------------
-@says("not_equal")
+@exports("not_equal")
 def _not_equal(w: Writer, node: Node, a: str, b: str) -> Any:
     return w.op("Not", w.op("Equal", a, b))
 
 
-@says("isfinite")
+@exports("isfinite")
 def _isfinite(w: Writer, node: Node, x: str) -> Any:
     return w.op("Not", w.op("Or", w.op("IsNaN", x), w.op("IsInf", x)))
 
 
-@says("rsqrt")
+@exports("rsqrt")
 def _rsqrt(w: Writer, node: Node, x: str) -> Any:
     return w.op("Reciprocal", w.op("Sqrt", x))
 
 
-@says("exp2")
+@exports("exp2")
 def _exp2(w: Writer, node: Node, x: str) -> Any:
     return w.op("Pow", number(node, 2), x)
 
 
-@says("pow_constant")
+@exports("pow_constant")
 def _pow_constant(w: Writer, node: Node, x: str) -> Any:
     return w.op("Pow", x, number(node, node.attrs["exponent"]))
 
 
-@says("log2")
+@exports("log2")
 def _log2(w: Writer, node: Node, x: str) -> Any:
     return w.op("Div", w.op("Log", x), number(node, np.log(2)))
 
 
-@says("log10")
+@exports("log10")
 def _log10(w: Writer, node: Node, x: str) -> Any:
     return w.op("Div", w.op("Log", x), number(node, np.log(10)))
 
 
-@says("log1p")
+@exports("log1p")
 def _log1p(w: Writer, node: Node, x: str) -> Any:
     """log(1 + x) = 2 atanh(x / (2 + x)), which keeps the digits of a small x."""
     near = w.op("Atanh", w.op("Div", x, w.op("Add", x, number(node, 2))))
@@ -96,7 +96,7 @@ def _log1p(w: Writer, node: Node, x: str) -> Any:
                 w.op("Mul", near, number(node, 2)), far)
 
 
-@says("expm1")
+@exports("expm1")
 def _expm1(w: Writer, node: Node, x: str) -> Any:
     """e^x - 1 = 2 t / (1 - t) with t = tanh(x / 2), which keeps the digits of a small x."""
     t = w.op("Tanh", w.op("Mul", x, number(node, 0.5)))
@@ -105,22 +105,22 @@ def _expm1(w: Writer, node: Node, x: str) -> Any:
     return w.op("Where", w.op("Less", w.op("Abs", x), number(node, 1)), near, far)
 
 
-@says("trunc")
+@exports("trunc")
 def _trunc(w: Writer, node: Node, x: str) -> Any:
     return w.op("Where", w.op("Less", x, number(node, 0)), w.op("Ceil", x), w.op("Floor", x))
 
 
-@says("silu")
+@exports("silu")
 def _silu(w: Writer, node: Node, x: str) -> Any:
     return w.op("Mul", x, w.op("Sigmoid", x))
 
 
-@says("gelu")
+@exports("gelu")
 def _gelu(w: Writer, node: Node, x: str) -> Any:
     return w.op("Gelu", x, approximate="tanh")
 
 
-@says("remainder")
+@exports("remainder")
 def _remainder(w: Writer, node: Node, a: str, b: str) -> Any:
     """With the sign of the divisor, as ONNX has it of integers; of floats it has C's fmod."""
     if node.inputs[0].aval.dtype.kind != "float":
@@ -130,7 +130,7 @@ def _remainder(w: Writer, node: Node, a: str, b: str) -> Any:
     return w.op("Where", other, w.op("Add", left, b), left)
 
 
-@says("floor_divide", when=lambda node: node.inputs[0].aval.dtype.kind in ("int", "uint"))
+@exports("floor_divide", when=lambda node: node.inputs[0].aval.dtype.kind in ("int", "uint"))
 def _floor_divide(w: Writer, node: Node, a: str, b: str) -> Any:
     return w.op("Div", w.op("Sub", a, w.op("Mod", a, b)), b)
 
@@ -143,7 +143,7 @@ def _is_rounded(node: Node) -> bool:
         source.dtype.kind == "float" and result_type(source.dtype, to.dtype) is to.dtype)
 
 
-@says("cast", when=_is_rounded)
+@exports("cast", when=_is_rounded)
 def _cast(w: Writer, node: Node, x: str) -> Any:
     """Once rounded; towards zero to integers, where ours saturates and ONNX says nothing. What is
     beyond a float that saturates has become an infinity of it."""
@@ -175,19 +175,19 @@ def _bounds(source: DType, to: DType) -> list[np.ndarray] | None:
     return None if inside == own else [np.asarray(b, source.numpy) for b in inside]
 
 
-@says("constant")
+@exports("constant")
 def _constant(w: Writer, node: Node) -> Any:
     return w.constant(np.asarray(node.op.ref(**node.attrs)))
 
 
-@says("full")
+@exports("full")
 def _full(w: Writer, node: Node) -> Any:
     one = np.asarray(node.op.ref(**node.attrs | {"shape": ()}))
     shape = extents(node.outputs[0])
     return w.op("Expand", one, w.ints(*shape)) if shape else w.constant(one)
 
 
-@says("iota")
+@exports("iota")
 def _iota(w: Writer, node: Node) -> Any:
     bounds = (np.asarray(n, np.int64) for n in (0, node.attrs["size"], 1))
     made, to = w.op("Range", *bounds), node.outputs[0].aval.dtype
@@ -195,34 +195,34 @@ def _iota(w: Writer, node: Node) -> Any:
 
 
 # --- moves ---------------------------------------------------------------------------------------
-@says("reshape")
+@exports("reshape")
 def _reshape(w: Writer, node: Node, x: str) -> Any:
     return w.op("Reshape", x, w.ints(*extents(node.outputs[0])), allowzero=1)
 
 
-@says("broadcast_to")
+@exports("broadcast_to")
 def _broadcast_to(w: Writer, node: Node, x: str) -> Any:
     return w.op("Expand", x, w.ints(*extents(node.outputs[0])))
 
 
-@says("transpose")
+@exports("transpose")
 def _transpose(w: Writer, node: Node, x: str) -> Any:
     return w.op("Transpose", x, perm=list(node.attrs["axes"]))
 
 
-@says("concatenate")
+@exports("concatenate")
 def _concatenate(w: Writer, node: Node, *xs: str) -> Any:
     return w.op("Concat", *xs, axis=node.attrs["axis"])
 
 
-@says("slice")
+@exports("slice")
 def _slice(w: Writer, node: Node, x: str) -> Any:
     starts, stops, steps = (node.attrs[k] for k in ("starts", "stops", "steps"))
     return w.op("Slice", x, w.ints(*starts), w.ints(*stops), w.ints(*range(len(starts))),
                 w.ints(*steps))
 
 
-@says("flip")
+@exports("flip")
 def _flip(w: Writer, node: Node, x: str) -> Any:
     axes = node.attrs["axis"]
     n, beyond = len(axes), np.iinfo(np.int64).min
@@ -230,7 +230,7 @@ def _flip(w: Writer, node: Node, x: str) -> Any:
                 w.ints(*[-1] * n))
 
 
-@says("pad", when=lambda node: not any(node.attrs["holes"]))
+@exports("pad", when=lambda node: not any(node.attrs["holes"]))
 def _pad(w: Writer, node: Node, x: str, value: str) -> Any:
     """What is negative is cut off afterwards."""
     before, after = node.attrs["before"], node.attrs["after"]
@@ -245,7 +245,7 @@ def _pad(w: Writer, node: Node, x: str, value: str) -> Any:
                 w.ints(*range(len(before))))
 
 
-@says("unfold")
+@exports("unfold")
 def _unfold(w: Writer, node: Node, x: str) -> Any:
     """Windows as columns: along each spatial axis the places of all windows' elements."""
     window, padding = node.attrs["window"], node.attrs["padding"]
@@ -261,17 +261,17 @@ def _unfold(w: Writer, node: Node, x: str) -> Any:
     return w.op("Transpose", x, perm=[*range(lead), *order])
 
 
-@says("take")
+@exports("take")
 def _take(w: Writer, node: Node, x: str, ids: str) -> Any:
     return w.op("Gather", x, ids, axis=node.attrs["axis"])
 
 
-@says("take_along")
+@exports("take_along")
 def _take_along(w: Writer, node: Node, x: str, ids: str) -> Any:
     return w.op("GatherElements", x, ids, axis=node.attrs["axis"])
 
 
-@says("check_index")
+@exports("check_index")
 def _check_index(w: Writer, node: Node, ids: str) -> Any:
     """Counted from the front. Nothing checks: what a runtime does beyond the extent is its own."""
     if not node.attrs["wrap"]:
@@ -280,63 +280,63 @@ def _check_index(w: Writer, node: Node, ids: str) -> Any:
                 w.op("Add", ids, number(node, node.attrs["extent"])), ids)
 
 
-@says("dynamic_slice")
+@exports("dynamic_slice")
 def _dynamic_slice(w: Writer, node: Node, x: str, starts: str) -> Any:
     sizes = node.attrs["sizes"]
     return w.op("Slice", x, starts, w.op("Add", starts, w.ints(*sizes)), w.ints(*range(len(sizes))))
 
 
 # --- reductions and lines ------------------------------------------------------------------------
-@says(*EXTREMA)
+@exports(*EXTREMA)
 def _extremum(w: Writer, node: Node, x: str) -> Any:
     return w.op(EXTREMA[node.op.name], x, w.ints(*node.attrs["axis"]),
                 keepdims=int(node.attrs["keepdims"]), noop_with_empty_axes=1)
 
 
-@says(*SUMS)
+@exports(*SUMS)
 def _sum(w: Writer, node: Node, x: str) -> Any:
     (x,) = w.operands(node, (x,))
     return w.op(SUMS[node.op.name], x, w.ints(*node.attrs["axis"]),
                 keepdims=int(node.attrs["keepdims"]), noop_with_empty_axes=1)
 
 
-@says(*PLACES)
-def _place(w: Writer, node: Node, x: str) -> Any:
+@exports(*PLACES)
+def _arg_extremum(w: Writer, node: Node, x: str) -> Any:
     return w.op(PLACES[node.op.name], x, axis=node.attrs["axis"][0],
                 keepdims=int(node.attrs["keepdims"]))
 
 
-@says("argsort")
+@exports("argsort")
 def _argsort(w: Writer, node: Node, x: str) -> Any:
     axis, shape = node.attrs["axis"], extents(node.inputs[0])
     return w.op("TopK", x, w.ints(shape[axis]), n_outputs=2, axis=axis,
                 largest=int(node.attrs["descending"]))[1]
 
 
-@says("top_k_index")
+@exports("top_k_index")
 def _top_k(w: Writer, node: Node, x: str) -> Any:
     return w.op("TopK", x, w.ints(node.attrs["k"]), n_outputs=2, axis=-1,
                 largest=int(node.attrs["largest"]))[1]
 
 
-@says("cumsum")
+@exports("cumsum")
 def _cumsum(w: Writer, node: Node, x: str) -> Any:
     (x,) = w.operands(node, (x,))
     return w.op("CumSum", x, np.asarray(node.attrs["axis"], np.int64))
 
 
-@says("softmax", when=lambda node: not node.attrs["safe"])
+@exports("softmax", when=lambda node: not node.attrs["safe"])
 def _softmax(w: Writer, node: Node, x: str) -> Any:
     return w.op("Softmax", x, axis=node.attrs["axis"])
 
 
-@says("log_softmax")
+@exports("log_softmax")
 def _log_softmax(w: Writer, node: Node, x: str) -> Any:
     return w.op("LogSoftmax", x, axis=node.attrs["axis"])
 
 
 # --- matmuls and convolutions --------------------------------------------------------------------
-@says("matmul")
+@exports("matmul")
 def _matmul(w: Writer, node: Node, a: str, b: str) -> Any:
     return w.op("MatMul", *w.operands(node, (a, b)))
 
@@ -347,7 +347,7 @@ def _window(attrs: dict[str, Any]) -> dict[str, Any]:
             "group": attrs["groups"]}
 
 
-@says("conv")
+@exports("conv")
 def _conv(w: Writer, node: Node, x: str, weights: str) -> Any:
     return w.op("Conv", *w.operands(node, (x, weights)), **_window(node.attrs))
 
@@ -360,7 +360,7 @@ def _left_over(node: Node) -> list[int]:
                 strict=True)]
 
 
-@says("conv_input", when=lambda node: all(
+@exports("conv_input", when=lambda node: all(
     0 <= n < s for n, s in zip(_left_over(node), node.attrs["stride"], strict=True)))
 def _conv_transpose(w: Writer, node: Node, g: str, weights: str) -> Any:
     return w.op("ConvTranspose", *w.operands(node, (g, weights)),

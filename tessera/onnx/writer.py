@@ -88,7 +88,8 @@ Rule = Callable[..., Any]
 RULES: dict[str, tuple[Rule, Callable[[Node], bool]]] = {}
 
 
-def says(*names: str, when: Callable[[Node], bool] = lambda node: True) -> Callable[[Rule], Rule]:
+def exports(*names: str, when: Callable[[Node], bool] = lambda node: True) -> Callable[[Rule],
+                                                                                       Rule]:
     """Registers what ops are in ONNX: rule(writer, node, *names of operands) -> name, or a tuple.
 
     when: of which nodes; others are written by the smaller ops that they are made of, or refused.

@@ -32,7 +32,7 @@ from .orthogonal_steps import Muon, hidden_matrices
 from .paged_states import Paged, paged
 from .record import OPTIMIZERS, OptimizerRecord
 from .schedules import CosineSchedule
-from .trained import decays_matrices, named_params
+from .trainable import decays_matrices, named_params
 
 for _module in pkgutil.iter_modules(__path__):  # each registers what it has
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from ..graph import functions as F
 from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
-from .first_order import after
+from .first_order import step_number
 from .record import OptimizerRecord, check, optimizer
-from .trained import decays_matrices
+from .trainable import decays_matrices
 
 SMALLEST_SCALE = 1e-3  # of a parameter, eps_2 of the paper
 
@@ -64,7 +64,7 @@ class Adafactor(OptimizerRecord):
         return (d1, d0) if p.shape[d1] >= self.min_dim_size_to_factor else None
 
     def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-        return lr, -F.expm1(F.log(after(step, lr)) * -self.decay_rate)
+        return lr, -F.expm1(F.log(step_number(step, lr)) * -self.decay_rate)
 
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],
               decay: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -11,13 +11,13 @@ from ..graph.operand import compute_type, convert
 from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .record import OptimizerRecord, check, optimizer
-from .trained import decays_matrices
+from .trainable import decays_matrices
 
 if TYPE_CHECKING:
     from .orthogonal_steps import Muon
 
 
-def after(step: Tensor, lr: Tensor) -> Tensor:
+def step_number(step: Tensor, lr: Tensor) -> Tensor:
     """The number of a step in the type of its rate."""
     return convert(step, compute_type(lr.type))
 
@@ -93,7 +93,7 @@ class AdamW(OptimizerRecord):
         check(self, fractions=("b1", "b2"), positive=("eps",))
 
     def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-        t = after(step, lr)
+        t = step_number(step, lr)
         return lr, unbias(self.b1, t), unbias(self.b2, t)
 
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],

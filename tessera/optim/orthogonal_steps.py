@@ -12,9 +12,9 @@ from ..graph.operand import compute_type, convert
 from ..lazy_dataclass import dataclass
 from ..numerics import as_type
 from ..tensor import Tensor
-from .first_order import adam_change, after, unbias
+from .first_order import adam_change, step_number, unbias
 from .record import OptimizerRecord, check, optimizer
-from .trained import decays_matrices
+from .trainable import decays_matrices
 
 
 def hidden_matrices(path: str, param: Tensor) -> bool:
@@ -67,7 +67,7 @@ class Muon(OptimizerRecord):
         return {"m": every}
 
     def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-        t = after(step, lr)
+        t = step_number(step, lr)
         return lr, unbias(self.b1, t), unbias(self.b2, t)
 
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],

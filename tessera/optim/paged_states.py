@@ -20,9 +20,9 @@ from ..graph.trace import apply, current_builder
 from ..lazy_dataclass import dataclass
 from ..mesh.parallel.matching_layouts import is_distributed
 from ..tensor import Tensor
-from ..tile.launch.resident import bring, offload
+from ..tile.launch.resident import begin_upload, offload
 from .record import OptimizerRecord
-from .trained import named_params
+from .trainable import named_params
 
 LEAST_BYTES = 1 << 16  # of a page on the host: shorter ones are not worth a copy, and stay
 
@@ -81,7 +81,7 @@ class Paged:
                 else:
                     x = apply(PLACE, x, to="host")
             elif current_builder() is None and isinstance(x, Tensor):
-                bring(x)
+                begin_upload(x)
             placed.append(x)
         return tree.unflatten(structure, placed)
 

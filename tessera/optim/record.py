@@ -25,7 +25,7 @@ from ..numerics import as_type
 from ..open_trace import trace_state
 from ..tensor import Tensor, as_tensor
 from ..tile.launch.resident import Resident
-from .trained import named_params
+from .trainable import named_params
 
 T = TypeVar("T")
 F64 = as_type("f64")
@@ -114,12 +114,12 @@ def optimizer(cls: type[T]) -> type[T]:
     cls.__init__ = init  # type: ignore[method-assign]
     cls.__getattr__ = unknown  # type: ignore[attr-defined]
     for name in ("init", "update"):
-        setattr(cls, name, _told(f"{cls.__name__}.{name}", getattr(cls, name)))
+        setattr(cls, name, _with_named_errors(f"{cls.__name__}.{name}", getattr(cls, name)))
     OPTIMIZERS[cls.__name__] = cls  # type: ignore[assignment]
     return cls
 
 
-def _told(name: str, method: Callable) -> Callable:
+def _with_named_errors(name: str, method: Callable) -> Callable:
     """A method whose arguments, where they do not fit, are an error that says the record's name."""
     signature = inspect.signature(method)
     signature = signature.replace(parameters=list(signature.parameters.values())[1:])
@@ -229,17 +229,18 @@ def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[s
         raise ArgumentError("an optimizer's state in the place of the gradients",
                             hint="params, state = opt.update(params, grads, state, lr)")
     if odd := sorted(found.keys() ^ named.keys()):
-        raise ArgumentError(f"gradients and parameters differ in {', '.join(map(_shown, odd))}",
+        names = ", ".join(map(_parameter_name, odd))
+        raise ArgumentError(f"gradients and parameters differ in {names}",
                             hint="pass the gradient that ts.grad returned for these parameters")
     for path, p in named.items():
         if tuple(found[path].shape) != tuple(p.shape):
             given = show_shape(found[path].shape)
-            raise ShapeError(f"the gradient of {_shown(path)} has shape {given}, the parameter "
-                             f"{show_shape(p.shape)}")
+            raise ShapeError(f"the gradient of {_parameter_name(path)} has shape {given}, the "
+                             f"parameter {show_shape(p.shape)}")
     return found
 
 
-def _shown(path: str) -> str:
+def _parameter_name(path: str) -> str:
     return repr(path) if path else "the parameter"
 
 

@@ -53,7 +53,7 @@ class UnitWork:
         return self.times * (sum(n for _, n in self.matmuls) + self.other)
 
 
-def whole(value: Value) -> Shape:
+def global_shape(value: Value) -> Shape:
     """The extents of a value; its own, not a rank's. Raises ArgumentError for symbolic ones."""
     if any(isinstance(d, Dim) for d in value.aval.shape):
         raise ArgumentError(f"a plan needs extents, {value.aval.type}"
@@ -90,7 +90,7 @@ class StoredTypes:
         return self.owners.get(v, v)
 
     def size(self, v: Value) -> int:
-        return 0 if self.owner(v) in self.literals else bytes_of(whole(v), self.dtype(v))
+        return 0 if self.owner(v) in self.literals else bytes_of(global_shape(v), self.dtype(v))
 
 
 def storage_of(graph: Graph) -> StoredTypes:
@@ -125,9 +125,9 @@ def _is_alias(node: Node) -> bool:
 def _operations(node: Node, stored: StoredTypes) -> tuple[dict[DType, float], float]:
     """(matmuls by type, other operations) of one node; one for each element of an elementwise op
     and of those that have no rule of their own."""
-    outputs = tuple(map(whole, node.outputs))
+    outputs = tuple(map(global_shape, node.outputs))
     if (rule := node.op.operations) is not None:
-        flops = rule(tuple(map(whole, node.inputs)), outputs, **node.attrs)
+        flops = rule(tuple(map(global_shape, node.inputs)), outputs, **node.attrs)
         return ({_operand(node, stored): flops}, 0.0) if node.op.matmul else ({}, flops)
     if node.op.expand is not None:
         return _opened(node, stored)
@@ -180,7 +180,7 @@ def _unit_work(unit: FusionGroup, stored: StoredTypes) -> list[UnitWork]:
         other += more
         for dtype, count in made.items():
             matmuls[dtype] = matmuls.get(dtype, 0.0) + count
-    return [UnitWork(_name(unit), tuple(matmuls.items()), other, _moved(unit, stored),
+    return [UnitWork(_name(unit), tuple(matmuls.items()), other, _moved_bytes(unit, stored),
                      nodes[-1].where)]
 
 
@@ -191,7 +191,7 @@ def _name(unit: FusionGroup) -> str:
     return "loop " + " ".join(names[:4]) + (" ..." if len(names) > 4 else "")
 
 
-def _moved(unit: FusionGroup, stored: StoredTypes) -> float:
+def _moved_bytes(unit: FusionGroup, stored: StoredTypes) -> float:
     gathers = unit.call is not None and unit.call.op.picks
     read = sum(stored.size(v) for v in unit.inputs[1 if gathers else 0:])
     written = sum(stored.size(v) for v in unit.outputs if stored.owner(v) is v)
@@ -236,7 +236,7 @@ def peak_memory(graph: Graph, roles: dict[Value, str]) -> PeakBytes:
     base: dict[str, int] = {}
     for v in given:
         role = roles.get(v, "data")
-        base[role] = base.get(role, 0) + bytes_of(whole(v), v.aval.dtype)
+        base[role] = base.get(role, 0) + bytes_of(global_shape(v), v.aval.dtype)
     units, stored = fuse(graph, CPU), storage_of(graph)
     lives = _lives(units, graph, stored, set(given))
     over = _overwrites(graph, stored, given)
@@ -310,4 +310,4 @@ def work_us(work: UnitWork, device: DeviceModel) -> float:
 
 
 __all__ = ["PeakBytes", "StoredTypes", "UnitWork", "bytes_of", "count_graph",
-           "peak_memory", "storage_of", "whole", "work_us", "works_of"]
+           "peak_memory", "storage_of", "global_shape", "work_us", "works_of"]

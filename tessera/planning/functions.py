@@ -34,7 +34,7 @@ from ..mesh.sharding.control_flow import ready
 from ..mesh.sharding.localize import localize
 from ..mesh.tensor import need_mesh, resolve
 from .fabric import Fabric, bus_factor, fabric_of
-from .flops import bytes_of, whole
+from .flops import bytes_of, global_shape
 from .planner import Issued, Planned, plan_graph
 
 
@@ -101,7 +101,8 @@ def plan_report(f: Callable, *args: Any, mesh: Mesh | None = None,
         return _plan_global(function.name, traced, roles, fabric)
     found = mesh or current_mesh() or make_mesh(axes=("rank",), shape=(1,))
     graph = simplify(traced.graph)
-    return plan_graph(function.name, graph, _held(graph, roles), found, fabric_of(found, fabric),
+    return plan_graph(function.name, graph, _roles_of(graph, roles), found, fabric_of(found,
+                                                                                      fabric),
                       list(written_collectives(graph, found)))
 
 
@@ -112,11 +113,11 @@ def _plan_global(name: str, traced: TracedSignature, roles: Sequence[str],
     program = traced.program
     mesh = program.mesh
     graph, model = (ready(g, mesh) for g in (localize(program.made, 0), traced.graph))
-    return plan_graph(name, graph, _held(graph, roles), mesh, fabric_of(mesh, fabric),
+    return plan_graph(name, graph, _roles_of(graph, roles), mesh, fabric_of(mesh, fabric),
                       list(program.plan), model)
 
 
-def _held(graph: Graph, roles: Sequence[str]) -> dict[Value, str]:
+def _roles_of(graph: Graph, roles: Sequence[str]) -> dict[Value, str]:
     return dict(zip(graph.given, roles, strict=False))
 
 
@@ -161,7 +162,7 @@ def _returned(graph: Graph, named: Sequence[tuple[str, Tensor]]) -> set[str]:
 
 # --- collectives that the program calls itself ----------------------------------------------------
 @dataclass(frozen=True)
-class Written:
+class TracedCollective:
     """A collective of a rank's own graph."""
 
     op: str
@@ -179,12 +180,12 @@ def written_collectives(graph: Graph, mesh: Mesh) -> Iterator[Issued]:
             continue
         axis = node.attrs.get("axis")
         axes = mesh.axes if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
-        size = max(sum(bytes_of(whole(v), v.aval.dtype) for v in values)
+        size = max(sum(bytes_of(global_shape(v), v.aval.dtype) for v in values)
                    for values in (node.inputs, node.outputs))
         n = mesh.size(axes)
         if n > 1:
-            yield Written(node.op.name, axes, round(size * bus_factor(node.op.name, n)),
-                          "called by the program", node.where)
+            yield TracedCollective(node.op.name, axes, round(size * bus_factor(node.op.name, n)),
+                                   "called by the program", node.where)
 
 
 def need_plan(made: Any, file: str) -> tuple[Callable, tuple]:

@@ -19,10 +19,10 @@ from tessera.graph.schedule.groups import FusionGroup
 
 from ..lazy_dataclass import dataclass
 from ..mesh.device_mesh import Mesh
-from .beside import Streams, exchanges_itself
 from .fabric import DeviceModel, Fabric, bus_factor
 from .flops import PeakBytes, UnitWork, count_graph, peak_memory, work_us, works_of
 from .html_page import PlanPicture, page
+from .overlap import Streams, exchanges_itself
 from .table_text import table
 
 ROLES = ("parameters", "gradients", "optimizer", "activations", "workspace", "data")

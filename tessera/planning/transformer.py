@@ -391,15 +391,15 @@ def plan_transformer(m: Transformer, mesh: Mesh, fabric: str | Fabric | None = N
     exchanges, times = exchanges_of(m, s, how, mesh, found), times_of(m, s, how, device)
     tokens = how.B * m.T
     ideal = 1e6 * tokens * m.token_flops() / (device.peak(how.dtype) * mesh.size())
-    parts = _parts(s, how, times, exchanges)
+    parts = _step_segments(s, how, times, exchanges)
     planned = Planned(f"a training step of {m.name}", mesh, found, device,
                       {k: v for k, v in memory_of(m, s, how).items() if v}, exchanges, parts, ideal,
                       _notes(s, how, device))
     return replace(planned, facts=_facts(m, how, planned))
 
 
-def _parts(s: ModelShare, how: Training, t: Times,
-           exchanges: tuple[PlannedCollectives, ...]) -> tuple[StepSegment, ...]:
+def _step_segments(s: ModelShare, how: Training, t: Times,
+                   exchanges: tuple[PlannedCollectives, ...]) -> tuple[StepSegment, ...]:
     n = how.microbatches
     inner = sum(e.total_us for e in exchanges if e.axes != ("dp",))
     busy = n * t.both + inner

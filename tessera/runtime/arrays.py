@@ -274,7 +274,7 @@ def device_of_pointer(pointer: int) -> int:
                  "find an array's device")
 
 
-def _place(device: int) -> str:
+def _place_text(device: int) -> str:
     return "in host memory" if device == HOST else f"on cuda:{device}"
 
 

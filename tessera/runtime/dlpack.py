@@ -179,7 +179,7 @@ def imported(x: Any) -> np.ndarray:
     kind, _ = x.__dlpack_device__()
     if kind not in HOST_DEVICES:
         raise BufferError(f"its memory is that of a device (DLPack kind {kind})")
-    made, dtype, address = _taken(x)
+    made, dtype, address = _open_capsule(x)
     return _viewed(made.tensor, dtype, made, address, _read_only(made))
 
 
@@ -203,7 +203,7 @@ class _Owner:
 def imported_memory(x: Any, stream: int = DEFAULT_STREAM) -> ImportedMemory:
     """The memory of anything with `__dlpack__` on a GPU, behind what its library launched before,
     for work on a stream. Raises DTypeError for a type that is none of ours."""
-    made, dtype, address = _taken(x, stream=stream)
+    made, dtype, address = _open_capsule(x, stream=stream)
     tensor: _Tensor = made.tensor
     shape = tuple(tensor.shape[:tensor.ndim])
     strides = tuple(tensor.strides[:tensor.ndim]) if tensor.strides and tensor.ndim else tuple(
@@ -215,7 +215,7 @@ def imported_memory(x: Any, stream: int = DEFAULT_STREAM) -> ImportedMemory:
                           (tensor.device_type, tensor.device_id), _read_only(made), owner)
 
 
-def _taken(x: Any, **options: Any) -> tuple[Any, DType, int]:
+def _open_capsule(x: Any, **options: Any) -> tuple[Any, DType, int]:
     """What `__dlpack__` gives, its type and address. The capsule is ours from here on."""
     try:
         capsule = x.__dlpack__(max_version=VERSION, **options)

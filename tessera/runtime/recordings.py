@@ -21,11 +21,11 @@ _under_way = 0  # how many threads record a graph now
 _waits = 0  # how many wait for a context
 
 
-class _Own(threading.local):
+class _ThreadRecordings(threading.local):
     recordings = 0
 
 
-_own = _Own()
+_own = _ThreadRecordings()
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def changes(verb: str, count: Any, more: int = 0, capacity: int | None = None) -
     apply(STATE, F.cast(count, "int64"), verb=verb, more=more, capacity=capacity)
 
 
-def moves(verb: str, what: str, tensors: Any, into: str, overlap: str | None) -> None:
+def record_movement(verb: str, what: str, tensors: Any, into: str, overlap: str | None) -> None:
     """Record that tensors are to lie in `into`, in the graph that is traced."""
     if current_builder() is None:
         return

@@ -27,7 +27,7 @@ from ..runtime.arrays import HOST
 from ..tensor import OPERATORS, Tensor, TensorType, as_tensor, tensor
 from ..tile.frontend.composite_parameters import RECORDS, RecordClass
 from ..tile.launch import resident
-from .effect import changes, moves
+from .effect import changes, record_movement
 from .kv_type import EXTENTS, KVCacheType
 from .movement_plan import note
 
@@ -299,7 +299,7 @@ class KVCache:
         """The cache, its entries in page-locked host memory until they are used: all handles of
         its storage. Outside of a trace they leave now, beside the kernels that follow."""
         held = self._storage
-        moves("offload", "KVCache", (held.K, held.V), to, None)
+        record_movement("offload", "KVCache", (held.K, held.V), to, None)
         if current_builder() is not None:
             held = CacheStorage(apply(PLACE, held.K, to="host"), apply(PLACE, held.V, to="host"),
                                 None)
@@ -313,12 +313,12 @@ class KVCache:
         """The cache, its entries on their way back to the device; what uses them waits.
         overlap="none": what is launched next waits, too."""
         held = self._storage
-        moves("prefetch", "KVCache", (held.K, held.V), into, overlap)
+        record_movement("prefetch", "KVCache", (held.K, held.V), into, overlap)
         if current_builder() is None:
             for name, x in (("KVCache.K", held.K), ("KVCache.V", held.V)):
                 note("prefetch", name, x, x.device if x.place != HOST else "host",
                      overlap or "none")
-                resident.bring(x, wait=overlap == "none")
+                resident.begin_upload(x, wait=overlap == "none")
         return KVCache(self.kind, self._storage, self._count, into)
 
 

@@ -19,7 +19,7 @@ from ..runtime.device import device as find_device
 from ..runtime.device import has_gpu
 from ..tensor import Tensor, as_tensor
 from ..tile.launch import resident
-from .effect import moves
+from .effect import record_movement
 from .kv_cache import KVCache
 from .movement_plan import note
 
@@ -28,7 +28,7 @@ OVERLAPS = ("compute", "none")
 
 
 @contextmanager
-def placed(name: str) -> Iterator[None]:
+def device_scope(name: str) -> Iterator[None]:
     """`with device("cuda"):` new tensors lie there, and what is computed inside runs there.
 
     cuda:1, which is gpu[1]: on that GPU; cuda: on the first; UnsupportedTargetError where it is
@@ -45,7 +45,7 @@ def placed(name: str) -> Iterator[None]:
         yield
 
 
-BLOCKS["device"] = placed
+BLOCKS["device"] = device_scope
 
 
 def offload(obj: Any) -> Any:
@@ -62,8 +62,8 @@ def offload(obj: Any) -> Any:
     if isinstance(obj, KVCache):
         return obj.offload()
     if current_builder() is not None:
-        moves("offload", "tensors", [as_tensor(x) for _, x in _tensors(obj, "offload")], "host",
-              "compute")
+        record_movement("offload", "tensors", [as_tensor(x) for _, x in _tensors(obj, "offload")],
+                        "host", "compute")
         return tree.map_tree(lambda x: apply(PLACE, x, to="host") if isinstance(x, Tensor) else x,
                              obj)
     for name, x in _tensors(obj, "offload"):
@@ -81,10 +81,10 @@ def _tensors(obj: Any, verb: str) -> list[tuple[str, Tensor]]:
              if isinstance(x, Tensor | np.ndarray)]
     if not found:
         raise ArgumentError(f"{verb} needs tensors or a state object, got {type(obj).__name__}")
-    return [each for path, x in found for each in _parts(x.name or path, x)]
+    return [each for path, x in found for each in _local_parts(x.name or path, x)]
 
 
-def _parts(name: str, x: Tensor) -> list[tuple[str, Tensor]]:
+def _local_parts(name: str, x: Tensor) -> list[tuple[str, Tensor]]:
     """A tensor, or the parts of a distributed one that lie here."""
     if isinstance(x, DistTensor) and current_builder() is None:
         return [(f"{name} of rank {r}", part) for r, part in x.read_parts.items()]
@@ -126,10 +126,10 @@ class prefetch:
             if self.into == "host":
                 resident.offload(x)
             elif self.into != "smem":
-                resident.bring(x, wait=self.overlap == "none")
+                resident.begin_upload(x, wait=self.overlap == "none")
 
     def __enter__(self) -> prefetch:
-        moves("prefetch", self.what, self.tensors, self.into, self.overlap)
+        record_movement("prefetch", self.what, self.tensors, self.into, self.overlap)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -80,7 +80,7 @@ def plan(f: Any = None) -> MovementPlan:
     traced = f._last_traced()
     schedule = getattr(getattr(traced.executable, "program", None), "plan", None)
     place = traced.target if schedule is not None else "host"
-    return MovementPlan([*_asked(traced.graph, place, schedule),
+    return MovementPlan([*_requested_movements(traced.graph, place, schedule),
                          *(_copied(schedule, place) if schedule is not None else ())])
 
 
@@ -94,15 +94,16 @@ def note(verb: str, name: str, x: Tensor, destination: str, overlap: str) -> Non
     """A tensor was moved, or is asked for, outside of compiled functions."""
     source = "host" if x.offloaded or x.device == "cpu" else x.device
     with _lock:
-        _moved.append(Movement(verb, _shown(name, x), source, destination, x.nbytes, overlap,
+        _moved.append(Movement(verb, _tensor_text(name, x), source, destination, x.nbytes, overlap,
                                user_line()))
 
 
-def _shown(name: str, x: Any) -> str:
+def _tensor_text(name: str, x: Any) -> str:
     return f"{name} {x.type}[{', '.join(map(str, x.shape))}]".strip()
 
 
-def _asked(graph: Graph, place: str, schedule: GraphSchedule | None) -> Iterable[Movement]:
+def _requested_movements(graph: Graph, place: str,
+                         schedule: GraphSchedule | None) -> Iterable[Movement]:
     """What blocks of a function ask for."""
     for node in graph.nodes:
         copied = schedule is not None and node.attrs.get("verb") == "offload"  # see _copied
@@ -111,7 +112,8 @@ def _asked(graph: Graph, place: str, schedule: GraphSchedule | None) -> Iterable
         for v in node.inputs:
             into = {"device": place, "hbm": place}.get(node.attrs["into"], node.attrs["into"])
             overlap = node.attrs["overlap"] or "none"
-            yield Movement(node.attrs["verb"], _shown(node.attrs["what"], v.aval), place, into,
+            yield Movement(node.attrs["verb"], _tensor_text(node.attrs["what"], v.aval), place,
+                           into,
                            value_bytes(v), overlap + _stages(graph, node, v, schedule), node.where)
 
 
@@ -137,7 +139,7 @@ def _copied(schedule: GraphSchedule, place: str) -> Iterable[Movement]:
     for t in schedule.transfers:
         b = schedule.buffer(t.on_device)
         ends = (place, "host") if t.kind == "offload" else ("host", place)
-        yield Movement(t.kind, _shown(b.name, b), *ends, t.nbytes, "compute", t.where)
+        yield Movement(t.kind, _tensor_text(b.name, b), *ends, t.nbytes, "compute", t.where)
 
 
 __all__ = ["Movement", "MovementPlan", "clear_plan", "note", "plan"]

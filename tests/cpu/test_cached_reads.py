@@ -19,7 +19,7 @@ from tessera.graph.cuda import CudaProgram, lower
 from tessera.graph.cuda.launch_forms import request_of
 from tessera.graph.cuda.passes import cached_reads
 from tessera.graph.cuda.passes.streamed_results import stream_results
-from tessera.graph.schedule import read_next
+from tessera.graph.schedule import order_for_cache
 from tessera.graph.schedule.ir import ScheduledGroup, Transfer
 from tessera.tile.launch.machine_code import emit_request
 from tolerance import assert_close
@@ -63,7 +63,7 @@ def turned(s: ScheduledGroup) -> bool:
 def test_what_is_read_next_is_made_last(monkeypatch):
     """The gradient of the activation stands behind that of the weight."""
     near = distances(program(*types()))
-    monkeypatch.setattr(lower, "make_last_what_is_read_next", lambda groups, target: groups)
+    monkeypatch.setattr(lower, "order_for_cache", lambda groups, target: groups)
     assert sum(near) < sum(distances(program(*types())))
 
 
@@ -81,7 +81,7 @@ def test_readers_go_the_other_way_and_matmuls_never():
 
 @pytest.fixture
 def anything_counts(monkeypatch):
-    for module in (cached_reads, read_next):
+    for module in (cached_reads, order_for_cache):
         monkeypatch.setattr(module, "LEAST_BYTES", 1)
 
 
@@ -95,7 +95,7 @@ def test_the_results_are_the_same(layers, rng, anything_counts, monkeypatch):
     made = program(*given)
     assert any(turned(s) for s in made.plan.steps)
     found = [y.tobytes() for y in made.run(leaves)]
-    monkeypatch.setattr(lower, "make_last_what_is_read_next", lambda groups, target: groups)
+    monkeypatch.setattr(lower, "order_for_cache", lambda groups, target: groups)
     monkeypatch.setattr(lower, "turn_around", lambda plan: plan)
     assert found == [y.tobytes() for y in program(*given).run(leaves)]
 

@@ -12,7 +12,7 @@ import tessera as ts
 from hopper_lowering import Known, program, run
 from tessera import bf16, f32, stdlib
 from tessera.kernels.gemm import LAYOUTS
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import Op, walk
 from tolerance import assert_close
 

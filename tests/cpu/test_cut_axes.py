@@ -9,7 +9,7 @@ import pytest
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import column_passes, running_columns
-from tessera.graph.cuda.passes import cut_axes, exponential_parts
+from tessera.graph.cuda.passes import cut_axes
 from tolerance import assert_close
 
 INF = np.inf

@@ -47,6 +47,7 @@ TO_ACCEPT = "TESSERA_ACCEPT=1 python -m pytest tests/cpu/test_docs.py writes the
 NAME = re.compile(r"\bts((?:\.[A-Za-z_]\w*)+)")
 MODULE = re.compile(r"`tessera((?:\.[A-Za-z_]\w*)+)`")
 FILE = re.compile(r"\b((?:tessera|tests|examples|docs|benchmarks)/[\w./-]+\.\w+)\b")
+FILES = re.compile(r"`([\w./-]+/)\{([\w,]+)\}(\.\w+)`")  # several of a folder: a/{b,c}.py
 VARIABLE = re.compile(r"\bTESSERA_[A-Z_]+[A-Z]\b")
 WRONG_ON_PURPOSE = {"sofmax"}
 
@@ -238,7 +239,9 @@ def test_modules_files_variables_and_targets_exist(path):
     text = path.read_text()
     for dotted in MODULE.findall(text):
         assert importlib.util.find_spec("tessera" + dotted), f"there is no tessera{dotted}"
-    for file in FILE.findall(text):
+    several = [folder + name + end for folder, names, end in FILES.findall(text)
+               for name in names.split(",")]
+    for file in (*FILE.findall(text), *several):
         assert (ROOT / file).exists(), f"{path.name} names {file}, which is not there"
     known = {s.env for s in config.SETTINGS.values()} | {"TESSERA_ACCEPT"}
     assert set(VARIABLE.findall(text)) <= known

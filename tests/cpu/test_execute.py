@@ -390,7 +390,7 @@ def test_products_are_cut_into_pieces(a, b, transposed, rng):
     for threads in (1, 2):
         out = np.full(want.shape, np.nan, np.float32)
         compute = blas.product(x, y, out)
-        assert compute is not blas.whole
+        assert compute is not blas.blocked_matmul
         with config.scope(num_threads=threads), single_thread:
             compute(x, y, out)
         assert_close(out, want, n=a[-1], scale=a[-1] ** 0.5)

@@ -12,7 +12,7 @@ import emulator
 from emulator.bulk_stores import Descriptor
 from tessera.numerics import decode, encode, find_dtype, random_bits_at
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics import dealt_tiles, random, warp_specialised
+from tessera.tile.cuda.intrinsics import random, tile_scheduler, warp_specialised
 from tessera.tile.cuda.intrinsics.shared_memory import swizzle
 from tessera.tile.cuda.lower.warp_specialised.program import Load, turned_panel
 from tessera.tile.ir.op_record import OPS
@@ -29,7 +29,7 @@ def test_the_order_on_a_gpu_is_the_order(extents):
     rank, tiles = len(extents), int(np.prod(extents))
     order, outer = (tuple(range(rank))[::-1], 0) if rank == 2 else ((0, 2, 1), 1)
     b = emulator.Builder(emulator.Block(tiles))
-    made = body_of(dealt_tiles.tile_order(order, outer, rank - 1))(
+    made = body_of(tile_scheduler.tile_order(order, outer, rank - 1))(
         b, b.block.t, b.i32(2), *map(b.i32, extents))
     want = OPS["tile_order"].numpy(
         b.block.t[:, None], np.array([[2]]), *(np.array([[n]]) for n in extents),
@@ -44,7 +44,7 @@ def test_a_warpgroup_begins_with_the_first_iteration_of_which_it_keeps_a_score(
     """Of 64 rows each, with steps of 24 and 16 columns."""
     step, columns, hi = 24, 16, lo + room
     b = emulator.Builder(emulator.Block(3))
-    found = body_of(dealt_tiles.own_start(64, step, columns))(
+    found = body_of(tile_scheduler.own_start(64, step, columns))(
         b, *map(b.i32, (lo, hi, start, less)), b.block.t)
     for group, got in enumerate(np.broadcast_to(found, 3)):
         kept = [i for i in range(lo, hi, step)

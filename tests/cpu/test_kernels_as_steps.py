@@ -14,7 +14,7 @@ from tessera import Tensor, f32, i32, stdlib
 from tessera.errors import ArgumentError, TraceError
 from tessera.graph.cuda import CudaProgram, text_of
 from tessera.graph.cuda.program.device import DeviceExecutable
-from tessera.graph.cuda.program.placed_launch import Place
+from tessera.graph.cuda.program.placed_launch import BufferAddress
 
 tile = ts.tile
 
@@ -231,7 +231,8 @@ def test_what_a_kernel_counts_in_is_cleared_once(gpu):
         np.testing.assert_array_equal(got, x.array + np.arange(4).repeat(16))
     (step,) = CudaProgram(ts.jit(fn).graph(x), "sm_90a").steps
     asked = []
-    made = step.steps(lambda name, at: Place(), lambda name: asked.append(name) or Place(),
+    made = step.steps(lambda name, at: BufferAddress(), lambda name: asked.append(name)
+                      or BufferAddress(),
                       None, 0, 0)
     assert [kind for kind, _ in made] == ["kernel"] and len(asked) == 1
     assert in_turn.with_schedule(ts.Schedule(warps=4)).counters == {"begun"}

@@ -19,7 +19,7 @@ from tessera.graph.cuda.kernels import (
     integer_sums,
     loop_blocks,
     row_order,
-    small_products,
+    small_matmuls,
     sorted_segments,
     strips,
     unordered_sums,
@@ -201,7 +201,7 @@ def test_sums_in_any_order(T, C, V, monkeypatch, rng):
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_products_of_many_small_matrices(dtype, monkeypatch, rng):
     """A lane for each row: both in batches, either alone, as they lie and turned, by themselves."""
-    monkeypatch.setattr(small_products, "LEAST", 8)
+    monkeypatch.setattr(small_matmuls, "LEAST", 8)
     a, b, c, d = (ts.tensor(rng.standard_normal(s), dtype)
                   for s in ((5, 9, 3, 4), (5, 9, 4, 2), (6, 4), (4, 4)))
 

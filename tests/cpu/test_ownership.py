@@ -16,7 +16,7 @@ from tessera.graph.cpu.compiled import CompiledGraph
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.execute import Executable
-from tessera.graph.interpret import own
+from tessera.graph.interpret import own_memory
 from tessera.graph.ir import Graph
 from tessera.graph.op import FRESH, OPS, VIEW
 from tessera.graph.schedule import memory_plan as planning
@@ -114,9 +114,9 @@ def test_a_cast_is_a_copy_eagerly() -> None:
 
 def test_results_own_their_memory_each() -> None:
     base = np.arange(6.0)
-    first, second, third = own([base[:2], base[4:], np.zeros(2)], [base])
+    first, second, third = own_memory([base[:2], base[4:], np.zeros(2)], [base])
     assert not any(np.shares_memory(a, base) for a in (first, second, third))
-    again = own([base[:2], base[:2]], [])
+    again = own_memory([base[:2], base[:2]], [])
     assert np.shares_memory(again[0], base) and not np.shares_memory(*again)
 
 

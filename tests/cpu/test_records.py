@@ -76,8 +76,8 @@ OTHERS = {
     "graph/cuda/lower.py:MAKERS": "kinds of groups, some called as an op is",
     "graph/cuda/argument_views.py:READERS": "kinds of groups, some called as an op is",
     "graph/cuda/argument_views.py:WRITERS": "kinds of groups, some called as an op is",
-    "graph/cuda/passes/move_passes.py:MOVED": "ops that a cast may pass: each element once",
-    "graph/cuda/passes/move_passes.py:CARRIED": "moves of one operand that a cast may pass",
+    "graph/cuda/passes/data_movement.py:MOVED": "ops that a cast may pass: each element once",
+    "graph/cuda/passes/data_movement.py:CARRIED": "moves of one operand that a cast may pass",
     "graph/cuda/passes/packed_products.py:_weights": "what a kernel does to weights that it reads",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/cuda/launch_work.py:SORTS": "kinds of groups, and sorts of work",
@@ -89,7 +89,7 @@ OTHERS = {
     "mesh/sharding/collective_order.py:REDUCTIONS": "kinds of collectives",
     "mesh/sharding/sharded_graph.py:IN_WINDOWS": "collectives that NCCL has in windows",
     "debug/fabric_command.py:CALLS": "collectives that are timed",
-    "graph/cuda/passes/turned_codes.py:_columns_of": "what stands between codes and their columns",
+    "graph/cuda/passes/transpose_codes.py:_columns_of": "what is between codes and their columns",
 }
 
 
@@ -141,7 +141,7 @@ KERNEL_RULES = {
     "tile/passes/part_blocks.py:MASKS": "by what a kernel says itself which elements count",
     "tile/passes/part_blocks.py:start": "where a block begins, and how much further on",
     "tile/passes/thread_guards.py:": "guards solved for the number of the thread, op by op",
-    "tile/cuda/emit/thread_elements.py:before": "sums with a number, which an address ends in",
+    "tile/cuda/emit/thread_elements.py:split_constant": "sums with a number that ends an address",
 }
 KERNEL_OTHERS = {
     "__all__": "names that a module gives",

@@ -48,7 +48,7 @@ LAZY: dict[str, set[str]] = {
     "planning is for those who plan": {"planning.alpa", "planning.fabric",
                                      "planning.functions"},
     "it stands on PyTorch, which Tessera does not need": {
-        "bench.torch_products", "bench.torch_side"},
+        "bench.torch_matmuls", "bench.torch_side"},
 }
 
 # Names that public classes of several modules have, with how many when it is more than two. The

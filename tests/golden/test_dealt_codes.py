@@ -28,7 +28,7 @@ def test_registers_of_codes_meet_the_numbers_dealt_to_them(codes, rng):
     raw = rng.integers(0, 256, (512, 2 * kind.bits), dtype=np.uint8)
     numbers = rng.standard_normal((512, 16)).astype(X.numpy)
     left = dealt_codes.registers(Ints(), kind, list(raw.view(np.uint32).T))
-    right = dealt_codes.dealt(Ints(), kind, list(numbers.view(np.uint32).T))
+    right = dealt_codes.scales_for_codes(Ints(), kind, list(numbers.view(np.uint32).T))
     left, right = (np.stack(side, 1).view(X.numpy).astype(np.float64) for side in (left, right))
     left *= packed_codes.factor(codes, X.name)
     want = decode(unpack(raw, kind, 16), kind).astype(np.float64) * numbers.astype(np.float64)

@@ -13,7 +13,7 @@ from tessera.tile.cuda.instruction import Instruction, mnemonics, samples
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import shared_memory
 from tessera.tile.cuda.ptx import atomics, memory, mma, tma, wgmma
-from tessera.tile.cuda.ptx_text import entry_name, opcode_counts, plain, relocate
+from tessera.tile.cuda.ptx_text import entry_name, normalised_ptx, opcode_counts, relocate
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ PTX = """//
 
 
 def test_kernels_get_plain_names():
-    text = plain(PTX, "softmax")
+    text = normalised_ptx(PTX, "softmax")
     assert entry_name(text) == "softmax" and "softmax_param_0" in text
     assert "_ZN" not in text and "NumbaEnv" not in text
 

@@ -35,5 +35,5 @@ def test_results_are_those_of_the_usual_order(rows, rng, monkeypatch):
     found = [y.array.tobytes() for y in tree.flatten(step(ws, x))[0]]
     assert "the last groups start first" in str(step.inspect_ir("schedule"))
     monkeypatch.setattr(lower, "turn_around", lambda plan: plan)
-    monkeypatch.setattr(lower, "make_last_what_is_read_next", lambda groups, target: groups)
+    monkeypatch.setattr(lower, "order_for_cache", lambda groups, target: groups)
     assert found == [y.array.tobytes() for y in tree.flatten(ts.jit(train)(ws, x))[0]]

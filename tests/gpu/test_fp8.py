@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 from cpu.test_fp8_scaling import trained
-from cpu.test_turned_codes import lowered
+from cpu.test_transpose_codes import lowered
 from gpu_harness import require_gpu
 from tessera.graph import tree
 

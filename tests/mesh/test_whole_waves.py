@@ -59,7 +59,7 @@ def ordered(monkeypatch):
     monkeypatch.setattr(whole_waves, "one_wave", lambda group, *_: group.wave)
     monkeypatch.setattr(whole_waves, "_flops", lambda group: group.flops)
     monkeypatch.setattr(whole_waves, "_bytes", lambda group: group.flops)
-    monkeypatch.setattr(whole_waves, "_taken", lambda group: 24)
+    monkeypatch.setattr(whole_waves, "_communication_blocks", lambda group: 24)
 
     def order(*given: tuple[str, str, str, float], batch: str = "") -> str:
         names = [name for name, *_ in given]

@@ -34,7 +34,7 @@ from . import blas
 from .kernel import compile_loops
 from .lower import LoweredLoop, lower
 from .target import CPU
-from .widen_products import widen_products
+from .widen_matmuls import widen_matmuls
 
 Step = Callable[[list], None]
 NO_LIMIT = contextlib.nullcontext()
@@ -47,7 +47,7 @@ class CompiledGraph:
     """Steps over an environment: a list with one array per value."""
 
     def __init__(self, graph: Graph, repeats: int = 1):
-        self.known, graph = fold_constants(widen_products(graph))
+        self.known, graph = fold_constants(widen_matmuls(graph))
         self.graph = graph
         self.units = _keep_small_apart(fuse(self.graph, CPU), repeats)
         self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known, CPU)

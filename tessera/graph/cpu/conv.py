@@ -24,9 +24,9 @@ import numpy as np
 
 from ...lazy_dataclass import dataclass
 from . import pool
-from .dealt_images import Dealing, Ints, Pairs, channel_source
 from .kernel import bind_units, unit_source
 from .machine_code import obtain
+from .phase_images import Ints, Pairs, PhaseSplit, channel_source
 
 Places = tuple[Ints, Ints]  # of rows and columns
 LEAST = 1 << 20  # multiply-adds that are worth machine code, whose first use of all takes a second
@@ -154,11 +154,11 @@ def takes(a: np.ndarray, b: np.ndarray, work: int) -> bool:
 def images(x: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, padding: Pairs,
            dilation: Ints) -> None:
     """x: [N, groups C, H, W]   w: [groups, F, C, KH, KW]   out: [N, groups, F, OH, OW]"""
-    dealing = Dealing(x.shape[2:], padding, stride)
-    _product(x, dealing, _places(dilation, w.shape[3:]), w, out)
+    dealing = PhaseSplit(x.shape[2:], padding, stride)
+    _product(x, dealing, _window_offsets(dilation, w.shape[3:]), w, out)
 
 
-def _places(dilation: Ints, window: Ints) -> Places:
+def _window_offsets(dilation: Ints, window: Ints) -> Places:
     rows, columns = (tuple(range(0, d * k, d)) for d, k in zip(dilation, window, strict=True))
     return rows, columns
 
@@ -197,20 +197,21 @@ class MetElements:
 
 @lru_cache(maxsize=PLANS)
 def _adjoint(places: Ints, window: Ints, spatial: Ints, stride: Ints, padding: Pairs, dilation: Ints
-             ) -> tuple[Dealing, tuple[list[MetElements], ...]]:
+             ) -> tuple[PhaseSplit, tuple[list[MetElements], ...]]:
     """How the cotangent is padded, and the parts of each axis of the result."""
-    axes = [[_met(n, k, s, d, pad[0], r) for r in range(s)] for n, k, s, d, pad in zip(
-        spatial, window, stride, dilation, padding, strict=True)]
+    axes = [[_elements_of_phase(n, k, s, d, pad[0], r) for r in range(s)]
+            for n, k, s, d, pad in zip(spatial, window, stride, dilation, padding, strict=True)]
     pads = tuple(
         (max(0, *(-min(m.places) for m in axis if m.places)),
          max(0, *(max(m.places) + m.count - n for m in axis if m.places)))
         for n, axis in zip(places, axes, strict=True))
-    return Dealing(places, pads, (1, 1)), tuple(
+    return PhaseSplit(places, pads, (1, 1)), tuple(
         [replace(m, places=tuple(p + pad[0] for p in m.places)) for m in axis]
         for pad, axis in zip(pads, axes, strict=True))
 
 
-def _met(n: int, window: int, stride: int, dilation: int, pad: int, rest: int) -> MetElements:
+def _elements_of_phase(n: int, window: int, stride: int, dilation: int, pad: int,
+                       rest: int) -> MetElements:
     first = (rest - pad) % stride
     i = np.arange(window)
     i = i[(first + pad - dilation * i) % stride == 0]
@@ -219,7 +220,7 @@ def _met(n: int, window: int, stride: int, dilation: int, pad: int, rest: int) -
                        tuple(((first + pad - dilation * i) // stride).tolist()))
 
 
-def _product(x: np.ndarray, dealing: Dealing, places: Places, w: np.ndarray, out: np.ndarray
+def _product(x: np.ndarray, dealing: PhaseSplit, places: Places, w: np.ndarray, out: np.ndarray
              ) -> None:
     """out[n, g, o, p] = sum_k w[g, o, k] x[n, g, offsets[k] + p], of x as it is dealt
 
@@ -231,8 +232,8 @@ def _product(x: np.ndarray, dealing: Dealing, places: Places, w: np.ndarray, out
     w = w.reshape(*w.shape[:2], -1)
     for k in range(0, w.shape[2], DEPTH):
         some = w[..., k:k + DEPTH]
-        _part(t, dealing, places, k, some.shape[2], C, x.strides, out.shape, out.strides,
-              _threads(out.size * some.shape[2]))(x, _in_blocks(some, t.rows), out)
+        _channel_launch(t, dealing, places, k, some.shape[2], C, x.strides, out.shape, out.strides,
+                        _threads(out.size * some.shape[2]))(x, _in_blocks(some, t.rows), out)
 
 
 def _in_blocks(w: np.ndarray, rows: int) -> np.ndarray:
@@ -245,8 +246,9 @@ def _in_blocks(w: np.ndarray, rows: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=PLANS)
-def _part(t: TileShape, dealing: Dealing, places: Places, k: int, K: int, C: int, x_strides: Ints,
-          shape: Ints, strides: Ints, threads: int) -> Callable[..., None]:
+def _channel_launch(t: TileShape, dealing: PhaseSplit, places: Places, k: int, K: int, C: int,
+                    x_strides: Ints,
+                    shape: Ints, strides: Ints, threads: int) -> Callable[..., None]:
     """The launch for products k to k + K of C channels, that takes x, w in blocks and `out`; to
     what stands there it adds unless k is 0.
 
@@ -289,10 +291,10 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
     """
     N, (groups, F, C) = len(x), out.shape[:3]
     t = tile_shape(F)
-    dealing, window = Dealing(x.shape[2:], padding, stride), out.shape[3:]
+    dealing, window = PhaseSplit(x.shape[2:], padding, stride), out.shape[3:]
     x, g = (a.reshape(N, groups, -1, *a.shape[2:]) for a in (x, g))
-    shape, launch = _filter_sums(t, dealing, _places(dilation, window), N, C, x.strides, g.shape,
-                                 g.strides, _threads(g.size * C * prod(window)))
+    shape, launch = _filter_sums(t, dealing, _window_offsets(dilation, window), N, C, x.strides,
+                                 g.shape, g.strides, _threads(g.size * C * prod(window)))
     sums = np.zeros(shape)
     launch(x, g, sums)
     ranges, K = shape[2], C // shape[2] * prod(window)
@@ -304,7 +306,7 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
 
 
 @lru_cache(maxsize=PLANS)
-def _filter_sums(t: TileShape, dealing: Dealing, places: Places, N: int, C: int, x_strides: Ints,
+def _filter_sums(t: TileShape, dealing: PhaseSplit, places: Places, N: int, C: int, x_strides: Ints,
                  shape: Ints, strides: Ints, threads: int) -> tuple[Ints, Callable[..., None]]:
     """The shape of sums, [parts of the images, groups, ranges of channels, rows of filters, their
     elements], and the launch that takes images, cotangents and sums.
@@ -329,7 +331,7 @@ def _filter_sums(t: TileShape, dealing: Dealing, places: Places, N: int, C: int,
     of_images = dealing.words(x_strides[3], x_strides[4] // 4, (
         plane * dealing.stride[1], plane, 4 * dealing.columns))
     rest = ((0, dealing.rows - OH), (0, dealing.columns - OW))
-    of_cotangents = Dealing((OH, OW), rest, (1, 1)).words(
+    of_cotangents = PhaseSplit((OH, OW), rest, (1, 1)).words(
         strides[3], strides[4] // 4, (0, 0, 4 * dealing.columns))
     images = blocks * t.dot_rows * pitch
     launch = bind_units(

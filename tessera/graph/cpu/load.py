@@ -1,6 +1,6 @@
 """Object code -> a callable address. No Numba here, and on x86-64 no LLVM.
 
-There code is linked by `place_code.py`. Relocations of other machines are LLVM's to know: on these
+There code is linked by `link_code.py`. Relocations of other machines are LLVM's to know: on these
 its ORC linker does it, and `llvmlite.binding` is imported at the first kernel.
 """
 
@@ -12,7 +12,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from .place_code import PlacedCode
+from .link_code import LinkedCode
 
 # The function Numba compiled: status(result slot, exception slot, layout, call, scratch). It raises
 # nothing, so both slots may be one dummy word.
@@ -29,7 +29,7 @@ def load_object(code: bytes, symbol: str) -> Any:
     """The ctypes function of `symbol` in ELF bytes; calling it releases the GIL."""
     if platform.machine() != "x86_64":
         return PROTOTYPE(_linked_by_llvm(code, symbol))
-    placed = PlacedCode(code)
+    placed = LinkedCode(code)
     _loaded.append(placed)
     return PROTOTYPE(placed.address(symbol))
 

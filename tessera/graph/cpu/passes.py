@@ -55,11 +55,11 @@ def plan_passes(
     )
     last = max(last, *(levels[o.value] for o in program.outputs if o.mode not in ROWS), 0)
     wanted = [_roots(program, full, levels, level) for level in range(last + 1)]
-    kept = _kept(program, full, levels, wanted)
+    kept = _values_between_passes(program, full, levels, wanted)
     written: set[int] = set()
     passes = []
     for level, (roots, reductions, outputs) in enumerate(wanted):
-        steps, keeps = _steps(program, full, levels, roots, level, kept, written)
+        steps, keeps = _pass_steps(program, full, levels, roots, level, kept, written)
         written |= set(keeps)
         after = tuple(v for v in order if not full[v] and levels[v] == level + 1)
         passes.append(Pass(level, steps, keeps, reductions, outputs, after))
@@ -140,7 +140,7 @@ def _recompute_cost(program: LoopProgram, full: tuple[bool, ...]) -> list[int]:
     return costs
 
 
-def _kept(
+def _values_between_passes(
     program: LoopProgram, full: tuple[bool, ...], levels: tuple[int, ...], wanted: list[tuple]
 ) -> dict[int, int]:
     """Slots of the values kept between passes: expensive ones computed in one pass, used later."""
@@ -164,7 +164,7 @@ def _kept(
     return kept
 
 
-def _steps(
+def _pass_steps(
     program: LoopProgram, full: tuple[bool, ...], levels: tuple[int, ...], roots: set[int],
     level: int, kept: dict[int, int], written: set[int],
 ) -> tuple[tuple[tuple[int, str], ...], tuple[int, ...]]:

@@ -145,13 +145,13 @@ def memory_types() -> tuple[str, ...]:
 def verify(program: LoopProgram) -> None:
     """Check names, types and that every op reads only earlier values."""
     for x in program.inputs:
-        _known(x.dtype, memory_types(), "memory type of a loop input")
+        _check_name(x.dtype, memory_types(), "memory type of a loop input")
     first = len(program.inputs)
     for i, op in enumerate(program.ops):
         _verify_op(op, first + i)
     for out in program.outputs:
-        _known(out.dtype, memory_types(), "memory type of a loop output")
-        _known(out.mode, MODES, "mode of a loop output")
+        _check_name(out.dtype, memory_types(), "memory type of a loop output")
+        _check_name(out.mode, MODES, "mode of a loop output")
         _earlier(out.value, first + len(program.ops), "output")
         if out.mode in ("count", "row_count") and (
                 out.dtype != "int64" or program.registers[out.value] != "bool_"):
@@ -162,9 +162,9 @@ def verify(program: LoopProgram) -> None:
 
 
 def _verify_op(op: LoopOp, position: int) -> None:
-    _known(op.kind, KINDS, "kind of a loop op")
+    _check_name(op.kind, KINDS, "kind of a loop op")
     grids = REGISTERS if op.kind != "round" else tuple(d.name for d in all_dtypes() if is_narrow(d))
-    _known(op.dtype, grids, f"type of a loop {op.kind!r}")
+    _check_name(op.dtype, grids, f"type of a loop {op.kind!r}")
     for arg in op.args:
         _earlier(arg, position, f"v{position}")
     if op.kind in ARITY and len(op.args) != ARITY[op.kind]:
@@ -184,6 +184,6 @@ def _earlier(value: int, limit: int, where: str) -> None:
         raise ArgumentError(f"{where} reads value {value}, but only v0..v{limit - 1} exist there")
 
 
-def _known(name: str, names: tuple[str, ...], what: str) -> None:
+def _check_name(name: str, names: tuple[str, ...], what: str) -> None:
     if name not in names:
         raise ArgumentError(f"unknown {what}: {name!r}", hint=did_you_mean(name, names))

@@ -79,7 +79,7 @@ def _linked(launch: GroupLaunch | NodeLaunch, text: str, comment: str) -> LevelL
     if found is None:
         return LevelLine(text, at=launch.group.name)
     origin = origin_of(launch, found[1], int(found[2]))
-    return LevelLine(f"{text[:found.start()]}  {comment} {_shown(launch, origin)}".rstrip(),
+    return LevelLine(f"{text[:found.start()]}  {comment} {_launch_title(launch, origin)}".rstrip(),
                      origin.ops, launch.group.name)
 
 
@@ -92,7 +92,7 @@ def origin_of(launch: GroupLaunch | NodeLaunch, file: str, line: int) -> Origin:
     return launch.source.origins.get(line) or Origin(launch.group.ops, None)
 
 
-def _shown(launch: GroupLaunch | NodeLaunch, origin: Origin) -> str:
+def _launch_title(launch: GroupLaunch | NodeLaunch, origin: Origin) -> str:
     if origin.where is None and origin.ops == launch.group.ops:
         return launch.group.name
     return mark(origin.ops, origin.where)
@@ -118,7 +118,8 @@ def _emitted_line(launch: GroupLaunch | NodeLaunch, text: str,
         return LevelLine(text, at=launch.group.name)
     origin = origin_of(launch, *at)
     bare = text.split(f"  # {at[1]}: ")[0]
-    return LevelLine(f"{bare}  # {_shown(launch, origin)}".rstrip(), origin.ops, launch.group.name)
+    return LevelLine(f"{bare}  # {_launch_title(launch, origin)}".rstrip(), origin.ops,
+                     launch.group.name)
 
 
 def ptx_lines(program: CudaProgram) -> list[LevelLine]:

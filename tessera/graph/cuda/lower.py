@@ -25,12 +25,12 @@ from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.fuse import fuse
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, ScheduledGroup, Transfer
-from ..schedule.join_readers import join_column_sums, join_readers
 from ..schedule.loop_axes import Frame, extents_of
 from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
+from ..schedule.merge_loops import merge_column_sums, merge_loops
 from ..schedule.offload import copy_arguments, order_arguments, place_saved
 from ..schedule.op_ids import id_of, number
-from ..schedule.read_next import make_last_what_is_read_next
+from ..schedule.order_for_cache import order_for_cache
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .kernels.anchors import anchor_extents, anchor_frame
@@ -44,7 +44,7 @@ from .kernels.fold_keys import schedule_key, schedule_key_bits, schedule_keys
 from .kernels.gathered_rows import schedule_dots
 from .kernels.gathers import around
 from .kernels.generate_kernels import kernel_of
-from .kernels.group_statements import COLUMNS, placed
+from .kernels.group_statements import COLUMNS, depends_on_index
 from .kernels.group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
 from .kernels.integer_sums import schedule_integer_sums
 from .kernels.key_merges import schedule_merge_cuts, schedule_merge_keys
@@ -72,7 +72,7 @@ from .kernels.row_passes import (
 from .kernels.scans import join_scans, schedule_scan
 from .kernels.scatters import schedule_last
 from .kernels.searches import schedule_search
-from .kernels.small_products import schedule_small_products
+from .kernels.small_matmuls import schedule_small_matmuls
 from .kernels.small_systems import schedule_small
 from .kernels.sorted_segments import schedule_runs
 from .kernels.sorting import schedule_merge, schedule_sort
@@ -83,9 +83,9 @@ from .passes.arrival_order import come_by
 from .passes.attention_masks import mask_kind
 from .passes.cached_reads import turn_around
 from .passes.displaced_reads import displaced_axes
+from .passes.duplicate_parts import duplicate_parts
 from .passes.narrow_copies import NarrowCopy
 from .passes.overlap import share_chip
-from .passes.repeated_parts import repeat_parts
 from .passes.score_code import score_code
 from .passes.streamed_results import stream_results
 from .passes.whole_waves import keep_waves_whole
@@ -141,11 +141,11 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     known = ready.known
     rest, draws = split_draws(ready.graph, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
-    kinds, rest = (INSIDE, repeat_parts(rest)) if inner else (CUDA, rest)
-    groups = join_columns(join_readers(join_column_sums(fuse(rest, kinds))), rest.outputs)
+    kinds, rest = (INSIDE, duplicate_parts(rest)) if inner else (CUDA, rest)
+    groups = join_columns(merge_loops(merge_column_sums(fuse(rest, kinds))), rest.outputs)
     groups = join_scans(groups, rest.outputs)
     groups = order_arguments(place_saved(groups, rest), rest)
-    groups = make_last_what_is_read_next(groups, kinds)
+    groups = order_for_cache(groups, kinds)
     plain = numbers(known)
     sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
     groups = batch_groups(
@@ -228,7 +228,7 @@ class _KernelSchedule(ScheduleBuilder):
                      extent="N")
             return
         row = flat_rows(frame, reads, writes, bits)
-        if row and group.batch is None and not any(map(placed, steps)):
+        if row and group.batch is None and not any(map(depends_on_index, steps)):
             s = choose_schedule.for_loop((prod(group.space),), bits)
             self.add("loop", group.space, reads, writes, steps, s,
                      (choose_schedule.blocks(prod(group.space), s.n),),
@@ -588,7 +588,7 @@ MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": sch
            "key_bits": schedule_key_bits, "strips": schedule_strips,
            "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
            "steps": schedule_steps, "small_system": schedule_small,
-           "small_product": schedule_small_products,
+           "small_product": schedule_small_matmuls,
            "atomic_sums": schedule_atomic_sums, "integer_sums": schedule_integer_sums}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

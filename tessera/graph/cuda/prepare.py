@@ -27,7 +27,7 @@ from .kernels.gathers import nothing
 from .kernels.integer_sums import sum_integers
 from .kernels.pointwise_loops import keep_pointwise_loops
 from .kernels.scatters import open_writes
-from .kernels.small_products import multiply_small
+from .kernels.small_matmuls import multiply_small
 from .kernels.small_systems import solve_small_systems
 from .kernels.sorted_segments import sort_segments
 from .kernels.sorting import open_sorts, sums_along
@@ -40,39 +40,39 @@ from .passes.column_parts import variances_of_parts
 from .passes.computed_moves import compute_moves
 from .passes.conv_kernels import use_conv_kernels
 from .passes.cut_axes import cut_columns, merge_last_axes
-from .passes.displaced_reads import read_displaced
-from .passes.early_axes import give_axes_early
-from .passes.exponential_parts import exponentials_of_parts
-from .passes.fft_kernels import use_fft_kernels
-from .passes.finish_numbers import finish_numbers
-from .passes.joined_exchanges import join_exchanges
-from .passes.joined_products import join_products
-from .passes.joined_sums import join_sums
-from .passes.library_ops import call_products, transpose_operands
-from .passes.loss_parts import open_long_losses
-from .passes.made_as_read import make_as_read
-from .passes.matrix_transposes import read_matrices_as_they_lie
-from .passes.merged_moves import gather_merged_moves
-from .passes.move_passes import (
+from .passes.data_movement import (
     join_parts,
     narrow_moves,
     reshape_matmuls,
     widen_late,
     widens,
 )
+from .passes.displaced_reads import read_displaced
+from .passes.early_axes import give_axes_early
+from .passes.fft_kernels import use_fft_kernels
+from .passes.hoist_reshapes import hoist_reshapes
+from .passes.hoist_scalar_math import hoist_scalar_math
+from .passes.library_ops import call_products, transpose_operands
+from .passes.matrix_transposes import read_matrices_as_they_lie
+from .passes.merge_exchanges import merge_exchanges
+from .passes.merge_matmuls import merge_matmuls
+from .passes.merge_sums import merge_sums
+from .passes.merged_moves import gather_merged_moves
 from .passes.narrow_copies import NarrowCopy, keep_copies
 from .passes.packed_products import multiply_packed
 from .passes.packed_values import multiply_narrow, open_packed
-from .passes.part_passes import loops_of_parts, slices_of_loops
 from .passes.place_blocks import place_blocks
 from .passes.plain_attention import fused_attention
 from .passes.product_sums import sum_products
 from .passes.result_sums import sum_results
 from .passes.short_reductions import open_short_reductions
 from .passes.sparse_kernels import use_sparse_kernels
-from .passes.split_products import split_products
+from .passes.split_concatenations import loops_of_parts, slices_of_loops
+from .passes.split_exponential_sums import split_exponential_sums
+from .passes.split_k import split_k
+from .passes.split_losses import split_long_losses
 from .passes.stored_scans import scans_of_stored
-from .passes.turned_codes import write_turned
+from .passes.transpose_codes import write_transposed_codes
 from .passes.weighted_means import divide_last
 from .passes.window_kernels import sink_transposes
 from .passes.window_launches import open_windows, share_reads, spread_windows
@@ -256,11 +256,11 @@ PIPELINE: list[Callable[..., Any]] = [
     use_fft_kernels,
     use_sparse_kernels,
     multiply_packed,
-    open_long_losses,
+    split_long_losses,
     drop_overwritten,
     expand_for_kernels,
     cut_where_read,
-    join_exchanges,
+    merge_exchanges,
     canonicalize,
     sink_transposes,
     read_matrices_as_they_lie,
@@ -271,8 +271,8 @@ PIPELINE: list[Callable[..., Any]] = [
     canonicalize,
     merge_common,
     remove_dead,
-    join_products,
-    join_sums,
+    merge_matmuls,
+    merge_sums,
     canonicalize,
     keep_copies,
     open_short_reductions,
@@ -281,12 +281,12 @@ PIPELINE: list[Callable[..., Any]] = [
     narrow_moves,
     loops_of_parts,
     read_displaced,
-    make_as_read,
+    hoist_reshapes,
     widen_late,
     merge_common,
     add_in_any_order,
     sum_integers,
-    split_products,
+    split_k,
     solve_small_systems,
     multiply_small,
     dot_picked_rows,
@@ -300,17 +300,17 @@ PIPELINE: list[Callable[..., Any]] = [
     open_reductions,
     divide_last,
     variances_of_parts,
-    exponentials_of_parts,
-    make_as_read,  # also of parts
+    split_exponential_sums,
+    hoist_reshapes,  # also of parts
     compute_moves,
     split_reductions,
     merge_last_axes,
     open_column_sums,
-    write_turned,
+    write_transposed_codes,
     open_maxima,
     split_few_rows,
     cut_columns,
-    finish_numbers,
+    hoist_scalar_math,
     give_axes_early,
     narrow_ids,
     transpose_operands,
@@ -318,9 +318,10 @@ PIPELINE: list[Callable[..., Any]] = [
 ]
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
-                                             join_products, open_column_sums, write_turned,
-                                             variances_of_parts, exponentials_of_parts,
-                                             split_few_rows, multiply_packed)
+                                             merge_matmuls, open_column_sums,
+                                             write_transposed_codes, variances_of_parts,
+                                             split_exponential_sums, split_few_rows,
+                                             multiply_packed)
 
 
 @dataclass(frozen=True)

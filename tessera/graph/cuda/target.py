@@ -40,7 +40,7 @@ from .kernels import (
     pointwise_loops,
     row_order,
     scatters,
-    small_products,
+    small_matmuls,
     small_systems,
     sorted_segments,
     sorting,
@@ -70,7 +70,7 @@ LINES = {"search": "search", "largest": "position", "smallest": "position",
 # Of ops that passes put into a graph.
 OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
     sorted_segments.KINDS | unordered_sums.KINDS | integer_sums.KINDS | fold_keys.KINDS | \
-    gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | small_products.KINDS | \
+    gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | small_matmuls.KINDS | \
     {COMPUTED: "computed"}
 
 

@@ -114,7 +114,7 @@ def _rows(x: Tensor, blocks: list[QueryBlock]) -> list[Tensor]:
     return list(F.split(x, [b.stop - b.start for b in blocks], axis=-2))
 
 
-def _seen(x: Tensor, b: QueryBlock) -> Tensor:
+def _visible_keys(x: Tensor, b: QueryBlock) -> Tensor:
     return x if b.seen == x.shape[-2] and not b.first else x[..., b.first:b.seen, :]
 
 
@@ -128,9 +128,9 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, extras: Extr
         part = extras.of_block(b, len(blocks))
         own = _block_rule(rule, b, blocks)
         heads = _Heads.of(rows, k)
-        s, _, safe = _block_scores(heads.grouped(rows), _seen(k, b), part, own, b, heads)
+        s, _, safe = _block_scores(heads.grouped(rows), _visible_keys(k, b), part, own, b, heads)
         p = F.dropout(_softmax(s, safe, rule), own.dropout, key=own.key)
-        y = _weighted(heads.grouped(p), _seen(v, b), rule)
+        y = _weighted(heads.grouped(p), _visible_keys(v, b), rule)
         parts.append(heads.apart(y))
         if sums:
             logs.append(F.reshape(_row_logs(s, rule), rows.shape[:-1]))
@@ -180,11 +180,11 @@ def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: Attent
     queries, keys, values, masks = [], list[Tensor](), list[Tensor](), list[Tensor]()
     for b, rows, cotangent in zip(blocks, _rows(q, blocks), _rows(g, blocks), strict=True):
         heads = _Heads.of(rows, k)
-        own_q, own_g, own_k = heads.grouped(rows), heads.grouped(cotangent), _seen(k, b)
+        own_q, own_g, own_k = heads.grouped(rows), heads.grouped(cotangent), _visible_keys(k, b)
         part, own = extras.of_block(b, len(blocks)), _block_rule(rule, b, blocks)
         s, slope, safe = _block_scores(own_q, own_k, part, own, b, heads)
         p = _softmax(s, safe, rule)  # [..., S, T]
-        dp = heads.scores(stored_product(own_g, _mT(_seen(v, b)), rule.accum))
+        dp = heads.scores(stored_product(own_g, _mT(_visible_keys(v, b)), rule.accum))
         dp = F.dropout(dp, own.dropout, key=own.key)
         lower = row_sum(dp * p)
         if of_sums is not None:
@@ -271,7 +271,7 @@ def _block_scores(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b: 
         t = F.tanh(s * (1 / rule.cap))
         s, slope = t * rule.cap, 1 - t * t
     if rule.score is not None:
-        s, own = with_slope(rule.score.fn, s, *_places(s, b))
+        s, own = with_slope(rule.score.fn, s, *_score_indices(s, b))
         slope = own if slope is None else own * slope
     mask, seen = extras.mask, _seen_by_place(s.shape[-2], s.shape[-1], rule, b)
     mask = None if mask is None else heads.mask(mask)
@@ -280,14 +280,14 @@ def _block_scores(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b: 
     if mask is not None and mask.dtype.kind == "float":
         s, mask = s + mask, None
     if extras.spans is not None:
-        seen = _both(seen, heads.mask(_inside(extras.spans, s.shape[-1], b)))
-    mask = _both(mask, seen)
+        seen = _combined_mask(seen, heads.mask(_inside(extras.spans, s.shape[-1], b)))
+    mask = _combined_mask(mask, seen)
     if mask is not None:
         s = where(mask, s, literal(-math.inf, s))
     return s, slope, safe
 
 
-def _places(s: Tensor, b: QueryBlock) -> tuple[Tensor, ...]:
+def _score_indices(s: Tensor, b: QueryBlock) -> tuple[Tensor, ...]:
     """Numbers of the sequence, the head, the query and the key of scores [B, *H, S, T], [N, S, T]
     or [S, T], as their axes lie."""
     lead = tuple(s.shape[:-2])
@@ -299,7 +299,7 @@ def _places(s: Tensor, b: QueryBlock) -> tuple[Tensor, ...]:
             F.arange(s.shape[-1], dtype="int32") + b.first)
 
 
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _combined_mask(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else F.logical_and(a, b)
 
 

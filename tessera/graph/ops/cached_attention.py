@@ -23,7 +23,7 @@ def _shape(q: Aval, k: Aval, v: Aval, *rest: Aval, **attrs: Any) -> Aval:
     return ATTENTION.shape(q, k, v, **attrs)
 
 
-def _seen(count: np.ndarray, S: int, T: int, causal: bool, window: int) -> np.ndarray:
+def _visibility_mask(count: np.ndarray, S: int, T: int, causal: bool, window: int) -> np.ndarray:
     """Whether query i sees key j of the first `count`.   [..., 1, S, T]"""
     count = count[..., None, None, None]
     own, keys = count - S + np.arange(S)[:, None], np.arange(T)
@@ -33,7 +33,7 @@ def _seen(count: np.ndarray, S: int, T: int, causal: bool, window: int) -> np.nd
 
 def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, count: np.ndarray, *, causal: bool,
          window: int = 0, **attrs: Any) -> np.ndarray:
-    seen = _seen(count.reshape(-1), q.shape[-2], k.shape[-2], causal, window)
+    seen = _visibility_mask(count.reshape(-1), q.shape[-2], k.shape[-2], causal, window)
     return ATTENTION.ref(q, k, v, seen, causal=False, **attrs)
 
 

@@ -90,7 +90,7 @@ def matmul_ref(a: np.ndarray, b: np.ndarray, accum: DType, out: np.ndarray | Non
         return wide.astype(np.float32)
     if out is None:
         return blas.multiply(a, b)
-    blas.whole(a, b, out)
+    blas.blocked_matmul(a, b, out)
     return out
 
 

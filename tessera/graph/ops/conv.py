@@ -38,7 +38,7 @@ def padding_pairs(value: Any, spatial: tuple, window: tuple, stride: tuple,
     if value == "valid":
         return ((0, 0),) * rank
     if value == "same":
-        return tuple(map(_same, spatial, window, stride, dilation))
+        return tuple(map(_same_padding, spatial, window, stride, dilation))
     items = (value,) * rank if isinstance(value, int) else value
     if isinstance(items, str) or len(items) != rank:
         raise ArgumentError(f"padding={value!r}",
@@ -49,7 +49,7 @@ def padding_pairs(value: Any, spatial: tuple, window: tuple, stride: tuple,
     return pairs
 
 
-def _same(n: Any, window: int, stride: int, dilation: int) -> tuple[int, int]:
+def _same_padding(n: Any, window: int, stride: int, dilation: int) -> tuple[int, int]:
     span = dilation * (window - 1) + 1
     total = span - 1 if stride == 1 else max((-(-n // stride) - 1) * stride + span - n, 0)
     return total // 2, total - total // 2

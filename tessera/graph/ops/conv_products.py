@@ -46,13 +46,14 @@ def _wide(a: Aval, b: Aval) -> Any:
     return wide_type(a.dtype) if is_multiplied_as_stored(a.dtype) else a.type
 
 
-def _places(spatial: tuple, window: tuple, stride: Ints, dilation: Ints, padding: Pairs) -> tuple:
+def _output_extents(spatial: tuple, window: tuple, stride: Ints, dilation: Ints,
+                    padding: Pairs) -> tuple:
     return tuple(map(out_extent, spatial, window, stride, dilation, padding))
 
 
 def _conv_shape(x: Aval, w: Aval, stride: Ints, padding: Pairs, dilation: Ints, groups: int,
                 accum: DType) -> Aval:
-    places = _places(x.shape[2:], w.shape[2:], stride, dilation, padding)
+    places = _output_extents(x.shape[2:], w.shape[2:], stride, dilation, padding)
     if x.shape[1] != w.shape[1] * groups:
         raise ShapeError(f"{x.shape[1]} channels and filters {show_shape(w.shape)} in {groups} "
                          "groups")
@@ -73,7 +74,7 @@ def _filter_shape(x: Aval, g: Aval, window: Ints, stride: Ints, padding: Pairs, 
 
 def _check_places(g: Aval, spatial: tuple, window: tuple, stride: Ints, dilation: Ints,
                   padding: Pairs) -> None:
-    want = _places(spatial, window, stride, dilation, padding)
+    want = _output_extents(spatial, window, stride, dilation, padding)
     if tuple(g.shape[2:]) != want:
         raise ShapeError(f"windows {show_shape(g.shape)} are not those of {show_shape(spatial)}")
 
@@ -82,7 +83,7 @@ def _check_places(g: Aval, spatial: tuple, window: tuple, stride: Ints, dilation
 def _conv_ref(x: np.ndarray, w: np.ndarray, stride: Ints, padding: Pairs, dilation: Ints,
               groups: int, accum: DType, out: np.ndarray | None = None) -> np.ndarray:
     x, w = widened_array(x), widened_array(w)
-    places = _places(x.shape[2:], w.shape[2:], stride, dilation, padding)
+    places = _output_extents(x.shape[2:], w.shape[2:], stride, dilation, padding)
     shape = (x.shape[0], w.shape[0], *places)
     if _in_registers(x, w, w.shape, places, accum):
         out = np.empty(shape, x.dtype) if out is None else out

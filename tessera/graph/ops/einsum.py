@@ -18,7 +18,7 @@ from ...lazy_dataclass import dataclass
 from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import axis_index, countable, plain, promote, public, store, to_compute
+from ..operand import axis_index, countable, dequantized, promote, public, store, to_compute
 from ..trace import apply
 from .contract import matmul_compute, matmul_type, operand_as, widened
 from .index import DIAGONAL
@@ -105,7 +105,7 @@ def _prepare(x: Tensor, letters: str, sizes: dict[str, Any]) -> Labelled:
         while letters.count(c) > 1:
             a = letters.index(c)
             b = letters.index(c, a + 1)
-            x = apply(DIAGONAL, plain(x), offset=0, axis1=a, axis2=b)  # becomes the last axis
+            x = apply(DIAGONAL, dequantized(x), offset=0, axis1=a, axis2=b)  # becomes the last axis
             letters = letters[:a] + letters[a + 1:b] + letters[b + 1:] + c
     keep = [i for i, c in enumerate(letters) if x.shape[i] == sizes[c]]
     if len(keep) < len(letters):
@@ -118,7 +118,7 @@ def _sum_out(x: Tensor, letters: str, gone: str, accum: DType) -> Labelled:
     axes = tuple(i for i, c in enumerate(letters) if c in gone)
     if not axes:
         return x, letters
-    total = apply(SUM, widened(plain(x)), axis=axes, keepdims=False, accum=accum)
+    total = apply(SUM, widened(dequantized(x)), axis=axes, keepdims=False, accum=accum)
     return total, "".join(c for c in letters if c not in gone)
 
 
@@ -138,7 +138,7 @@ def _contract(a: Labelled, b: Labelled, keep: set[str], accum: DType) -> Labelle
     m = "".join(c for c in left if c not in right)
     n = "".join(c for c in right if c not in left)
     if x.dtype is not y.dtype and not multiplies_scaled(x, y):  # a sum by now, and an operand
-        x, y = widened(plain(x)), widened(plain(y))
+        x, y = widened(dequantized(x)), widened(dequantized(y))
     if not summed:
         return _product(x, left, y, right, batch + m + n), batch + m + n
     if batch and not m and not n:  # many short dot products: a loop, not a matmul for each
@@ -163,7 +163,7 @@ def _product(x: Tensor, left: str, y: Tensor, right: str, order: str) -> Tensor:
             shape.append(next(it) if c in letters else 1)
         return F.reshape(t, shape)
 
-    return F.multiply(spread(widened(plain(x)), left), spread(widened(plain(y)), right))
+    return F.multiply(spread(widened(dequantized(x)), left), spread(widened(dequantized(y)), right))
 
 
 # --- order ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import OPS, Aval, GraphOp, Sample, sample
-from ..operand import convert, floating, literal, plain, promote, public, store, to_compute
+from ..operand import convert, dequantized, floating, literal, promote, public, store, to_compute
 from ..trace import apply
 from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 from .mixed_signs import compare_mixed_signs
@@ -380,7 +380,7 @@ def public_unary(
 
 def _integers(x: Any) -> Tensor | None:
     """x where it is of integers."""
-    x = plain(x)
+    x = dequantized(x)
     return x if x.dtype.kind in ("int", "uint") else None
 
 

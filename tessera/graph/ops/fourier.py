@@ -18,7 +18,7 @@ from ...numerics import NumericType, as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..op import Aval
-from ..operand import PUBLIC, axes_tuple, axis_index, plain, public, store
+from ..operand import PUBLIC, axes_tuple, axis_index, dequantized, public, store
 from ..trace import apply
 from .create import elements_of
 from .linalg import floats
@@ -65,7 +65,7 @@ def _resized(x: Tensor, n: int | None, axis: int) -> Tensor:
     return F.pad(x, width)
 
 
-def _places(x: Tensor, s: Any, axes: Any) -> tuple[tuple[int, ...], list[int | None]]:
+def _axes_and_lengths(x: Tensor, s: Any, axes: Any) -> tuple[tuple[int, ...], list[int | None]]:
     """(axes, points along each, or None): of all axes, or the last as many as there are points."""
     if s is not None and not isinstance(s, tuple | list):
         raise ArgumentError(f"s={s!r}", hint="a number of points for each of the axes")
@@ -90,7 +90,7 @@ def _is_integer(n: Any) -> bool:
     return isinstance(n, int | np.integer) and not isinstance(n, bool)
 
 
-def _one(n: Any) -> tuple | None:
+def _length_tuple(n: Any) -> tuple | None:
     """Points along one axis, as those along several."""
     return None if n is None else (_points(n),)
 
@@ -124,7 +124,7 @@ def _along(pair: Pair, axes: Sequence[int], points: Sequence[int | None], norm: 
 
 def _transform(x: Any, s: Any, axes: Any, norm: str | None, inverse: bool) -> Complex:
     re, im, numeric = _operand(x)
-    places, points = _places(re, s, axes)
+    places, points = _axes_and_lengths(re, s, axes)
     # NumPy's order, from the last axis on
     re, im = _along(both_parts(re, im), places[::-1], points[::-1], norm, inverse)
     return Complex(store(re, numeric), store(im, numeric))
@@ -132,7 +132,7 @@ def _transform(x: Any, s: Any, axes: Any, norm: str | None, inverse: bool) -> Co
 
 def _real(x: Any, s: Any, axes: Any, norm: str | None, name: str, instead: str) -> Complex:
     re, numeric = _real_operand(x, name, instead)
-    places, points = _places(re, s, axes)
+    places, points = _axes_and_lengths(re, s, axes)
     last = _some(places)[-1]
     pair = apply(RFFT, _resized(re, points[-1], last), axis=last, norm=_norm(norm))
     re, im = _along(pair, places[-2::-1], points[-2::-1], norm, inverse=False)
@@ -144,7 +144,7 @@ def _real_back(x: Any, s: Any, axes: Any, norm: str | None, name: str,
     re, im, numeric = _operand(x)
     if conjugate and im is not None:
         im = F.negative(im)
-    places, points = _places(re, s, axes)
+    places, points = _axes_and_lengths(re, s, axes)
     last = _some(places)[-1]
     n = 2 * (re.shape[last] - 1) if points[-1] is None else points[-1]
     if not _is_integer(n) or n < 1:
@@ -166,14 +166,14 @@ def fft(x: Any, n: int | None = None, axis: int = -1,
     ("ortho"). f32 is computed in f32. Raises ShapeError, ArgumentError, AxisError.
     The functions of numpy.fft are its attributes, too: ts.fft.rfft is ts.rfft.
     """
-    return _transform(x, _one(n), (axis,), norm, inverse=False)
+    return _transform(x, _length_tuple(n), (axis,), norm, inverse=False)
 
 
 @public
 def ifft(x: Any, n: int | None = None, axis: int = -1,
          norm: str | None = "backward") -> Complex:
     """The inverse of ts.fft, as a pair; its arguments."""
-    return _transform(x, _one(n), (axis,), norm, inverse=True)
+    return _transform(x, _length_tuple(n), (axis,), norm, inverse=True)
 
 
 @public
@@ -183,7 +183,7 @@ def rfft(x: Any, n: int | None = None, axis: int = -1,
 
     x: [..., N] real   y: a pair of [..., n//2 + 1]   Raises ArgumentError for a pair.
     """
-    return _real(x, _one(n), (axis,), norm, "rfft", "fft")
+    return _real(x, _length_tuple(n), (axis,), norm, "rfft", "fft")
 
 
 @public
@@ -192,7 +192,7 @@ def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = "back
 
     x: [..., M], a pair or a real tensor   y: [..., n]
     """
-    return _real_back(x, _one(n), (axis,), norm, "irfft")
+    return _real_back(x, _length_tuple(n), (axis,), norm, "irfft")
 
 
 @public
@@ -202,14 +202,15 @@ def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = "backw
 
     x: [..., M], a pair or a real tensor   y: [..., n]
     """
-    return _real_back(x, _one(n), (axis,), ADJOINT_NORM[_norm(norm)], "hfft", conjugate=True)
+    return _real_back(x, _length_tuple(n), (axis,), ADJOINT_NORM[_norm(norm)], "hfft",
+                      conjugate=True)
 
 
 @public
 def ihfft(x: Any, n: int | None = None, axis: int = -1,
           norm: str | None = "backward") -> Complex:
     """The inverse of ts.hfft: the first n//2 + 1 points of real frequencies, as a pair."""
-    re, im = _real(x, _one(n), (axis,), ADJOINT_NORM[_norm(norm)], "ihfft", "ifft")
+    re, im = _real(x, _length_tuple(n), (axis,), ADJOINT_NORM[_norm(norm)], "ihfft", "ifft")
     return Complex(re, F.negative(im))
 
 
@@ -297,7 +298,7 @@ def _shifted(x: Any, axes: Any, back: bool) -> Any:
     if isinstance(x, tuple):
         re, im, numeric = _operand(x)
         return tuple(store(_shifted(part, axes, back), numeric) for part in both_parts(re, im))
-    x = plain(x)
+    x = dequantized(x)
     places = axes_tuple(axes, x.ndim)
     halves = [x.shape[a] // 2 for a in places]
     return F.roll(x, [-h for h in halves] if back else halves, places)

@@ -20,12 +20,12 @@ from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
 from ..cpu import rows as compiled_rows
-from ..element import Element, IndexBound, places
+from ..element import Element, IndexBound, index_names
 from ..op import Aval, GraphOp, Indexed, sample
 from ..operand import (
     axis_index,
     convert,
-    plain,
+    dequantized,
     public,
     shape_tuple,
     store,
@@ -293,7 +293,7 @@ def take(x: Any, ids: Any, axis: int = 0) -> Tensor:
     x: [pre, n, post] any type   ids: any shape, -n..n-1   y: [pre, *ids.shape, post]
     The gradient adds where ids repeat. Raises AxisError, when it runs, for an id outside.
     """
-    x = plain(x)
+    x = dequantized(x)
     return apply(TAKE, x, index_operand(ids), axis=axis_index(axis, x.ndim))
 
 
@@ -304,7 +304,7 @@ def segment_sum(values: Any, ids: Any, num_segments: int) -> Tensor:
     values: [T, ...]   ids: [T]   y: [num_segments, ...]
     Raises ShapeError, AxisError.
     """
-    values, (extent,) = plain(values), shape_tuple((num_segments,))
+    values, (extent,) = dequantized(values), shape_tuple((num_segments,))
     out = apply(SEGMENT_SUM, to_compute(values), index_operand(ids), axis=0, extent=extent)
     return store(out, values.type)
 
@@ -397,18 +397,18 @@ def _add_along_shape(u: Aval, ids: Aval, axis: int, extent: Any) -> Aval:
 
 
 def _along_element(x: Aval, ids: Aval, axis: int) -> Element:
-    at, n = f"x1[{places(range(x.ndim))}]", x.shape[axis]
+    at, n = f"x1[{index_names(range(x.ndim))}]", x.shape[axis]
     wrapped = f"where({at} < 0, {at} + {n}, {at})"
-    place = places([wrapped if a == axis else a for a in range(x.ndim)])
+    place = index_names([wrapped if a == axis else a for a in range(x.ndim)])
     return Element(f"x0[{place}]", bounds=(IndexBound(at, n, wrap=True),))
 
 
 def _add_along_element(u: Aval, ids: Aval, axis: int, extent: Any) -> Element:
     """Of all elements of a line those that go here."""
     own = [("r0" if a == axis else a) for a in range(u.ndim)]
-    at = f"x1[{places(own)}]"
+    at = f"x1[{index_names(own)}]"
     hit = f"where(({at} == o{axis}) | ({at} == o{axis} - {extent}), r0, -1)"
-    place = places([hit if a == axis else a for a in range(u.ndim)])
+    place = index_names([hit if a == axis else a for a in range(u.ndim)])
     return Element(f"x0[{place}]", over=(u.shape[axis],),
                    bounds=(IndexBound(at, extent, wrap=True),))
 
@@ -466,7 +466,7 @@ def take_along_axis(x: Any, ids: Any, axis: int = -1) -> Tensor:
     x: [pre, n, post]   ids: [pre, m, post], extents of 1 stretch   y: [pre, m, post]
     Raises ShapeError, and AxisError, when it runs, for an id outside.
     """
-    x, rows = plain(x), index_operand(ids)
+    x, rows = dequantized(x), index_operand(ids)
     a = axis_index(axis, x.ndim)
     if rows.ndim == x.ndim:
         rows = F.broadcast_to(rows, (*x.shape[:a], rows.shape[a], *x.shape[a + 1:]))
@@ -482,7 +482,7 @@ def gather_axes(x: Any, axes: Sequence[int], ids: Sequence[Any], at: int | None 
     of the indexed axes was when these are neighbours, else in front (NumPy's rule).
     Raises DTypeError, and AxisError, when it runs, for an index outside.
     """
-    x = plain(x)
+    x = dequantized(x)
     axes = tuple(axis_index(a, x.ndim) for a in axes)
     if len(axes) != len(ids) or len(set(axes)) != len(axes) or not axes:
         raise ArgumentError(f"gather_axes needs one index tensor for each of the axes {axes}")

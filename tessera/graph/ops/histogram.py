@@ -10,7 +10,7 @@ from ...dims import size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, TraceError
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import floating, plain, public
+from ..operand import dequantized, floating, public
 from ..trace import Tracer, apply
 from .gather import CHECK_INDEX, index_operand
 
@@ -26,7 +26,7 @@ def bincount(x: Any, weights: Any = None, *, length: int | None = None) -> Tenso
     Raises AxisError for a number outside of 0..length-1, TraceError without length where x is
     traced, by jit, grad or vmap.
     """
-    x = plain(x)
+    x = dequantized(x)
     if x.dtype.kind not in ("int", "uint"):
         raise DTypeError(f"bincount of {x.type}", hint="of integers; ts.histogram counts floats")
     if length is None:
@@ -67,7 +67,7 @@ def histogram(x: Any, bins: Any = 10, range: tuple[float, float] | None = None,
     density: divided so that the integral over the bins is 1
     y: (int64 [N], or of the weights' type, f32 for density; edges [N + 1] of x's type)
     """
-    line, numeric = floating(plain(x))
+    line, numeric = floating(dequantized(x))
     line = F.flatten(line)
     edges = _edges(line, bins, range)
     count = edges.shape[0] - 1
@@ -102,7 +102,7 @@ def _even_place(line: Tensor, edges: Tensor) -> Tensor:
 
 def _edges(line: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
     if isinstance(bins, bool) or not isinstance(bins, int | np.integer):
-        edges = F.cast(plain(bins), line.type)
+        edges = F.cast(dequantized(bins), line.type)
         if edges.ndim != 1 or edges.shape[0] < 2:
             raise ShapeError(f"edges of bins of shape {list(edges.shape)}: at least two in a line")
         return edges

@@ -12,9 +12,9 @@ from ...errors import AxisError, DTypeError, ShapeError, TraceError
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
-from ..element import Element, places
+from ..element import Element, index_names
 from ..op import VIEW, Aval, GraphOp, sample
-from ..operand import axis_index, named, plain, public
+from ..operand import axis_index, dequantized, named, public
 from ..trace import Tracer, apply
 from .elementwise import WHERE
 from .shape import SLICE
@@ -29,7 +29,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     Raises AxisError for an index outside (of an integer tensor: when it runs), TraceError,
     ShapeError, DTypeError.
     """
-    x = plain(x)
+    x = dequantized(x)
     items = expand_masks(list(index) if isinstance(index, tuple) else [index])
     items = expand_ellipsis(items, x)
     starts, stops, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
@@ -238,13 +238,13 @@ def _diagonal_element(x: Aval, offset: int, axis1: int, axis2: int) -> Element:
     last = x.ndim - 2
     rest = iter(range(last))
     at = {axis1: f"o{last} + {max(-offset, 0)}", axis2: f"o{last} + {max(offset, 0)}"}
-    return Element(f"x0[{places([at.get(a) or next(rest) for a in range(x.ndim)])}]")
+    return Element(f"x0[{index_names([at.get(a) or next(rest) for a in range(x.ndim)])}]")
 
 
 def _embed_element(x: Aval, offset: int, axis1: int, axis2: int, extents: tuple) -> Element:
     rest = [a for a in range(x.ndim + 1) if a not in (axis1, axis2)]
     along = f"where(o{axis2} - o{axis1} == {offset}, o{axis1} - {max(-offset, 0)}, -1)"
-    return Element(f"x0[{places([*rest, along])}]")
+    return Element(f"x0[{index_names([*rest, along])}]")
 
 
 DIAGONAL = GraphOp(
@@ -306,7 +306,7 @@ def _two_axes(x: Tensor, axis1: int, axis2: int) -> tuple[int, int]:
 @public
 def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The elements with index axis2 - index axis1 = offset, as the last axis: np.diagonal."""
-    x = plain(x)
+    x = dequantized(x)
     a, b = _two_axes(x, axis1, axis2)
     return apply(DIAGONAL, x, offset=int(offset), axis1=a, axis2=b)
 
@@ -314,7 +314,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
 @public
 def diag(x: Any, offset: int = 0) -> Tensor:
     """The diagonal of a matrix; of a vector, the matrix with it on the diagonal: np.diag."""
-    x = plain(x)
+    x = dequantized(x)
     if x.ndim == 1:
         n = x.shape[0] + abs(offset)
         return apply(DIAGONAL_EMBED, x, offset=int(offset), axis1=0, axis2=1, extents=(n, n))
@@ -343,13 +343,13 @@ def _triangle(x: Tensor, k: int, upper: bool) -> Tensor:
 @public
 def tril(x: Any, k: int = 0) -> Tensor:
     """x with zeros above the k-th diagonal of its last two axes."""
-    return _triangle(plain(x), k, upper=False)
+    return _triangle(dequantized(x), k, upper=False)
 
 
 @public
 def triu(x: Any, k: int = 0) -> Tensor:
     """x with zeros below the k-th diagonal of its last two axes."""
-    return _triangle(plain(x), k, upper=True)
+    return _triangle(dequantized(x), k, upper=True)
 
 
 OPERATORS.update(__getitem__=getitem, diagonal=diagonal, trace=trace)

@@ -10,7 +10,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, TraceError
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import literal, plain, public, store, to_compute
+from ..operand import dequantized, literal, public, store, to_compute
 from ..trace import apply
 from .index import MaskIndex, expand_ellipsis, expand_masks, getitem, is_mask, needs_values
 from .scatter import as_type_of, need_mode, put_at, scatter
@@ -36,7 +36,7 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False, *,
             raise ArgumentError(f"accumulate=True with mode={mode!r}", hint="one of them")
         mode = "add"
     need_mode(mode)
-    x = plain(x)
+    x = dequantized(x)
     if not isinstance(indices, list) or all(isinstance(i, int) for i in indices):
         indices = indices if isinstance(indices, tuple) else (indices,)
     items = [np.asarray(i) if isinstance(i, list) and i else i for i in indices]

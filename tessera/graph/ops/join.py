@@ -14,7 +14,7 @@ from ...tensor import Tensor, as_tensor
 from .. import flops
 from .. import functions as F
 from ..op import Aval, GraphOp, sample
-from ..operand import axis_index, compute_type, plain, promote, public, store
+from ..operand import axis_index, compute_type, dequantized, promote, public, store
 from ..trace import apply
 from ..weak_numbers import is_number
 from .shape import SLICE, broadcast_to, expand_dims, reshape, slices_of, whole_axes
@@ -95,7 +95,7 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis. Raises ShapeError."""
     if not isinstance(tensors, tuple | list) or not tensors:
         raise ArgumentError("stack needs a non-empty list of tensors")
-    xs = [t if is_number(t) else plain(t) for t in tensors]
+    xs = [t if is_number(t) else dequantized(t) for t in tensors]
     if any(map(is_number, xs)):
         wide, numeric = promote(*xs)
         xs = [store(x, numeric) for x in wide]
@@ -162,7 +162,7 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
 
     Raises ShapeError when the extent does not divide or the parts do not add up.
     """
-    x = plain(x)
+    x = dequantized(x)
     a = axis_index(axis, x.ndim)
     return list(apply(SPLIT, x, sizes=tuple(_split_sizes(x.shape[a], sections, a)), axis=a))
 
@@ -187,7 +187,7 @@ def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
 @public
 def tile(x: Any, repeats: Any) -> Tensor:
     """x repeated `repeats` times, per axis when a sequence: np.tile."""
-    x = plain(x)
+    x = dequantized(x)
     several = isinstance(repeats, tuple | list) or getattr(repeats, "ndim", 0) != 0
     given = repeats if several else (repeats,)
     counts = [as_index(n) for n in given]
@@ -210,7 +210,7 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int) -> Tensor:
 
     repeats: one number, or known ones, one for each element
     """
-    x = plain(x)
+    x = dequantized(x)
     a = axis_index(axis, x.ndim)
     if isinstance(repeats, Tensor) and not repeats.ndim:
         repeats = operator.index(repeats)
@@ -237,7 +237,7 @@ def chunk(x: Any, chunks: int, axis: int = 0) -> list[Tensor]:
 
     There may be fewer than `chunks` of them: torch.chunk. `ts.split` cuts into equal parts.
     """
-    x = plain(x)
+    x = dequantized(x)
     a = axis_index(axis, x.ndim)
     n = x.shape[a]
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
@@ -265,7 +265,7 @@ def vstack(tensors: Sequence[Any]) -> Tensor:
 def _at_least(tensors: Any, ndim: int, name: str) -> list[Tensor]:
     if not isinstance(tensors, tuple | list) or not tensors:
         raise ArgumentError(f"{name} needs a non-empty list of tensors", hint=f"ts.{name}([a, b])")
-    xs = [plain(t) for t in tensors]
+    xs = [dequantized(t) for t in tensors]
     return [reshape(x, (1,) * (ndim - x.ndim) + tuple(x.shape)) if x.ndim < ndim else x
             for x in xs]
 
@@ -279,7 +279,7 @@ def meshgrid(*lines: Any, indexing: str = "xy") -> list[Tensor]:
     """
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"indexing {indexing!r}", hint='"xy" or "ij"')
-    xs = [plain(x) for x in lines]
+    xs = [dequantized(x) for x in lines]
     if any(x.ndim > 1 for x in xs):
         raise ShapeError("meshgrid takes lines, got "
                          + ", ".join(show_shape(x.shape) for x in xs))
@@ -295,7 +295,7 @@ def meshgrid(*lines: Any, indexing: str = "xy") -> list[Tensor]:
 @public
 def diff(x: Any, n: int = 1, axis: int = -1) -> Tensor:
     """x[i + 1] - x[i] along an axis, n times; of bools, where neighbours differ: np.diff."""
-    x = plain(x)
+    x = dequantized(x)
     a = axis_index(axis, x.ndim)
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise ArgumentError(f"diff taken n={n!r} times")

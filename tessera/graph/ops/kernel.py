@@ -209,14 +209,14 @@ def _axes(*avals: Aval, call: KernelCall) -> str:
         one = ["_" * a.ndim for a in call.one(avals)]
         outs = ["_" * (a.ndim - len(rows)) for a in results]
     elif call.kernel.axes is None:
-        one, outs = _shown(call, avals)
+        one, outs = _shardable_letters(call, avals)
     else:
         one, outs = (side.split(",") for side in call.kernel.axes.split("->"))
     ins = [_letters(spec, i, rows, call) for i, spec in enumerate(one)]
     return ",".join(ins) + "->" + ",".join("".join(rows) + spec.strip() for spec in outs)
 
 
-def _shown(call: KernelCall, avals: Sequence[Aval]) -> tuple[list[str], list[str]]:
+def _shardable_letters(call: KernelCall, avals: Sequence[Aval]) -> tuple[list[str], list[str]]:
     """The letters of a row's tensors, by the extents along which shards can be computed alone."""
     function = call.kernel.typed(call.bound(avals))
     letters = dict(zip(sorted(independent_extents(function)), string.ascii_letters, strict=False))

@@ -17,7 +17,7 @@ from .. import functions as F
 from .kernel_blocks import BlockedTile, is_recorded
 from .kernel_loop_accesses import NotSideBySide
 from .kernel_masks import known_tensor
-from .kernel_memory import Held, Own, held_in
+from .kernel_memory import GroupMemory, TensorMemory, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _load_element(m: KernelRecorder, op: Op, place: MemoryBox, *index: Any) -> T
 
 
 def _recorded_address(m: KernelRecorder, place: MemoryBox, index: Sequence[Any]
-                      ) -> tuple[Held, Tensor]:
+                      ) -> tuple[TensorMemory, Tensor]:
     """The tensor and where an element of each lane lies in it, [*grid, 1|lanes], by numbers of
     which some depend on elements; those of lanes that take no part are anywhere in it."""
     known = tuple(0 if is_recorded(i) else i for i in index)
@@ -216,7 +216,7 @@ def _scatter_recorded(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, n
 def _allocate(m: KernelRecorder, op: Op) -> MemoryBox:
     (made,) = op.outs
     assert isinstance(made.type, Buffer)
-    own = Own(made.value.name, made.type, m.grid, m.lanes)
+    own = GroupMemory(made.value.name, made.type, m.grid, m.lanes)
     return MemoryBox.whole(own)
 
 
@@ -262,11 +262,11 @@ def _store_vector(m: KernelRecorder, op: Op, row: MemoryBox, vector: Any, *index
 
 
 def _vectors(m: KernelRecorder, op: Op, row: MemoryBox, index: Sequence[Any], width: int
-             ) -> tuple[Held, np.ndarray, np.ndarray]:
+             ) -> tuple[TensorMemory, np.ndarray, np.ndarray]:
     """The tensor, and [G, lanes, width] addresses and who has an element there."""
     for i in index:
         m.blocks(i)
-    if isinstance(row.memory, Own):
+    if isinstance(row.memory, GroupMemory):
         m.refuse(f"{op.name} of memory of the group has no derivative of its own")
     return (held_in(row), *vector_addresses(m, op, row, index, width))
 
@@ -303,7 +303,7 @@ def _places_along(place: MemoryBox, axis: int) -> Tensor:
     return start[..., :1] + as_tensor(np.arange(place.box[axis]))
 
 
-def _load_each(m: KernelRecorder, held: Held, place: MemoryBox, fill: Any,
+def _load_each(m: KernelRecorder, held: TensorMemory, place: MemoryBox, fill: Any,
                shown: tuple[int, ...]) -> Tensor:
     """As load_recorded, each element by its address."""
     n, rank = len(m.grid), len(place.kept)

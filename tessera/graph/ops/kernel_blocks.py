@@ -311,12 +311,12 @@ def _common_cuts(operands: Sequence[BlockedTile | KnownBlock], form: Sequence[Gr
     return found if alike else None
 
 
-def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> BlockedTile:
+def map_blocks(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> BlockedTile:
     """A function of elements of blocks and of numbers that are known. shape: of the result."""
     grid = next(a.grid for a in args if isinstance(a, BlockedTile))
     operands, form = aligned(args, shape)
     made = BlockedTile(f(*operands), form, shape, grid)
-    return with_full(made, lambda: joined(
+    return with_full(made, lambda: map_blocks(
         f, [a.whole() if isinstance(a, BlockedTile) else a for a in args], shape))
 
 
@@ -353,9 +353,9 @@ def _scaled(x: BlockedTile, y: BlockedTile, by: Any, f: Callable
         known = known_block(by, x.grid, (1, 1))
         along = {*known.parts} if isinstance(known, KnownBlock) else set()
     if 1 not in along and along <= {*x.parts}:
-        return joined(f, (x, by), x.shape), y
+        return map_blocks(f, (x, by), x.shape), y
     if 0 not in along and along <= {*y.parts}:
-        return x, joined(f, (y, by), y.shape)
+        return x, map_blocks(f, (y, by), y.shape)
     return None
 
 
@@ -423,5 +423,5 @@ def multiplied(f: Callable, a: BlockedTile, b: BlockedTile, over: Group = ()
 
 
 __all__ = ["BlockedTile", "Group", "KnownBlock", "aligned", "compared_blocks", "is_recorded",
-           "joined", "known_block", "multiplied", "over", "product", "products_of", "reduced",
+           "map_blocks", "known_block", "multiplied", "over", "product", "products_of", "reduced",
            "with_full"]

@@ -18,7 +18,7 @@ from ...tile.ir.ir import Node, Op, SSAValue, walk
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Buffer, View
 from .kernel_blocks import is_recorded
-from .kernel_memory import Held, Own
+from .kernel_memory import GroupMemory, TensorMemory
 
 if TYPE_CHECKING:
     from .kernel_meaning import KernelRecorder
@@ -72,10 +72,11 @@ class LoopAccesses:
 
     def __init__(self, machine: KernelRecorder, lead: int):
         self.machine, self.lead = machine, lead  # lead: axes of the grid outside of the loop
-        self.before: dict[int, tuple[Held, Tensor]] = {}
+        self.before: dict[int, tuple[TensorMemory, Tensor]] = {}
         self.places: dict[int, set[Any]] = {}
         self.modes: dict[int, set[str]] = {}
-        self.own: dict[int, tuple[Own, Own]] = {}  # memory of the group: outside, of an iteration
+        # memory of the group: outside of the loop, of an iteration
+        self.own: dict[int, tuple[GroupMemory, GroupMemory]] = {}
 
     def note(self, place: MemoryBox, mode: str, index: Sequence[Any], boxes: bool = True
              ) -> MemoryBox:
@@ -83,24 +84,24 @@ class LoopAccesses:
         boxes: all of the place is written, and not some elements of it."""
         memory = place.memory
         key = id(memory)
-        if not isinstance(memory, Held):
+        if not isinstance(memory, TensorMemory):
             return place
-        if isinstance(memory, Own):
+        if isinstance(memory, GroupMemory):
             if len(memory.grid) > self.lead:
                 return place  # of an iteration
             if boxes and key not in self.modes and mode == "write" and self.writes_all(
                     place, memory):
-                made = Own(memory.name, memory.type, self.machine.grid, self.machine.lanes)
+                made = GroupMemory(memory.name, memory.type, self.machine.grid, self.machine.lanes)
                 self.own.setdefault(key, (memory, made))
             if key in self.own:
                 return replace(place, memory=self.own[key][1])
-        kept = memory.all if isinstance(memory, Own) else memory
+        kept = memory.all if isinstance(memory, GroupMemory) else memory
         self.before.setdefault(id(kept), (kept, kept.value))
         self.modes.setdefault(key, set()).add(mode)
         self.places.setdefault(key, set()).add(_key(place, index))
         return place
 
-    def writes_all(self, place: MemoryBox, own: Own) -> bool:
+    def writes_all(self, place: MemoryBox, own: GroupMemory) -> bool:
         m = self.machine
         return m.mask is None and m.when is None and place.peer is None and own.copies == 1 and (
             own.stages == 1 and place.box == own.shape and len(place.kept) == len(own.shape)

@@ -25,14 +25,14 @@ from ... import hooks
 from ...errors import GradError
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
-from ...tile.interpreter.machine import both
+from ...tile.interpreter.machine import masked
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import For, Node, Op, SSAValue, operands, outs_of, walk
 from ...tile.ir.numpy_values import array_dtype
 from ...tile.ir.types import is_lane
 from .. import functions as F
 from .kernel_affine import AFFINE, Affine, shape_of
-from .kernel_blocks import BlockedTile, aligned, is_recorded, joined, multiplied, over, product
+from .kernel_blocks import BlockedTile, aligned, is_recorded, map_blocks, multiplied, over, product
 from .kernel_loop_accesses import NotSideBySide, memory_roots, reads_and_writes
 from .kernel_masks import known_tensor
 
@@ -97,7 +97,7 @@ class KernelLoop:
         var = lo[:, None] + step[:, None] * at
         on = at < self.trips[:, None]
         self.wide.env[node.var.value] = self.rows(var).astype(np.asarray(self.m.get(node.lo)).dtype)
-        self.wide.mask = both(self.wide.mask, self.rows(on))
+        self.wide.mask = masked(self.wide.mask, self.rows(on))
         self.wide.apart = self.m.apart + (self.trips.shape[1] > 1)
         self.needs, self.yields = dependences(node)
 
@@ -277,7 +277,7 @@ class KernelLoop:
                 on.shape[1] == 1):
             zero = np.zeros((1,) * (self.axis + 3), np.float32)
             made = replace(made, products=tuple(
-                (joined(F.where, (self.wide.over_grid(on), a, zero), a.shape), b)
+                (map_blocks(F.where, (self.wide.over_grid(on), a, zero), a.shape), b)
                 for a, b in x.products))
         return made
 

@@ -24,7 +24,7 @@ import numpy as np
 from ...errors import GradError, SourceLine
 from ...numerics import f32
 from ...tensor import Tensor, as_tensor
-from ...tile.interpreter.machine import Machine, both
+from ...tile.interpreter.machine import Machine, masked
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import Def, For, If, Op, SSAValue, While
 from ...tile.ir.numpy_values import constant
@@ -37,14 +37,14 @@ from .kernel_blocks import (
     Group,
     compared_blocks,
     is_recorded,
-    joined,
+    map_blocks,
     products_of,
     with_full,
 )
 from .kernel_loop_accesses import COPIES, LoopAccesses, NotSideBySide, covers
 from .kernel_loops import side_by_side
 from .kernel_masks import known_tensor
-from .kernel_memory import Held, Own, held_in
+from .kernel_memory import GroupMemory, TensorMemory, held_in
 from .kernel_places import as_dtype, as_numeric, elements, overhangs, take_blocks, where_else
 from .tile_meanings import MASKED, MEANINGS, SHAPED, WHOLE, RecordedOp, kept_places
 
@@ -67,7 +67,7 @@ def meaning(name: str, work: Specialisation, bound: Bound, tensors: dict[str, Te
     work: what is launched; every result is an argument of it. bound: extents and plain numbers.
     tensors: by parameter. Raises GradError where an op cannot be told in the graph's.
     """
-    memory = {n: Held(n, x) for n, x in tensors.items()}
+    memory = {n: TensorMemory(n, x) for n, x in tensors.items()}
     env: dict[Any, Any] = {}
     for p in work.function.params:
         key = p.value.name
@@ -172,11 +172,11 @@ class KernelRecorder(Machine):
             made = WHOLE[op.name](op, known, shape)
         elif op.name in MASKED:
             fill = op.attr.get("fill", -np.inf)
-            made = joined(lambda mask, x: where_else(mask, x, fill),
-                          (kept_places(self, op), known[0]), shape)
+            made = map_blocks(lambda mask, x: where_else(mask, x, fill),
+                              (kept_places(self, op), known[0]), shape)
         elif op.name not in SHAPED:
             step = RecordedOp(self, op, kind)
-            made = joined(lambda *xs: MEANINGS[op.name](step, *xs), known, shape)
+            made = map_blocks(lambda *xs: MEANINGS[op.name](step, *xs), known, shape)
             made = replace(made, products=products_of(op.name, known))
         if made is None:
             return None
@@ -285,7 +285,7 @@ class KernelRecorder(Machine):
                 self.refuse("a while loop ends by its values")
             on = on & cond
             self.apart = apart + (on.shape[1] > 1)
-            self.mask = both(outer, on)
+            self.mask = masked(outer, on)
             if not self.anyone():
                 break
             self.run(node.body)
@@ -301,7 +301,7 @@ class KernelRecorder(Machine):
                 isinstance(cond, BlockedTile) or cond.shape[1] == 1):
             known = [v if isinstance(v, BlockedTile) else self.over_grid(np.asarray(v))
                      for v in (cond, x, y)]
-            made = joined(F.where, known, blocks[0].shape)
+            made = map_blocks(F.where, known, blocks[0].shape)
             return made.mapped(lambda v: as_dtype(v, blocks[0].tensor.dtype))
         x, y, mask = (self.recorded(v, None) for v in (x, y, cond))
         if mask.shape[-1] == 1:
@@ -352,7 +352,7 @@ class KernelRecorder(Machine):
     def whole(self, place: MemoryBox) -> MemoryBox:
         """A box of a group's own memory as one of the tensor that holds all groups'."""
         own = place.memory
-        if not isinstance(own, Own):
+        if not isinstance(own, GroupMemory):
             return place
         if place.peer is not None or own.copies > 1:
             self.refuse("a box of other groups' or lanes' memory")
@@ -360,25 +360,26 @@ class KernelRecorder(Machine):
         return MemoryBox(own.all, (*front, *place.offsets), (*(1,) * len(front), *place.box),
                          tuple(a + len(front) for a in place.kept))
 
-    def element(self, place: MemoryBox, index: tuple[Any, ...]) -> tuple[Held, list[np.ndarray]]:
+    def element(self, place: MemoryBox, index: tuple[Any, ...]) -> tuple[TensorMemory,
+                                                                         list[np.ndarray]]:
         """The tensor that holds an element of each lane, and where: [1|G, 1|lanes] by axis."""
         for i in index:
             self.blocks(i)  # none that depends on elements
         at = [np.asarray(i, np.int64).reshape(np.shape(i) or (1, 1)) for i in index]
         own = place.memory
-        if isinstance(own, Own) and own.copies > 1:
+        if isinstance(own, GroupMemory) and own.copies > 1:
             lane = self.lane_ids().astype(np.int64)
             return own.all, [*self.numbers(own), lane, np.atleast_2d(place.stage), *at]
         box = self.whole(place)
         front = box.offsets[:len(box.offsets) - len(at)]
         return held_in(box), [*map(np.atleast_2d, front), *at]
 
-    def numbers(self, own: Own) -> list[np.ndarray]:
+    def numbers(self, own: GroupMemory) -> list[np.ndarray]:
         """The group's number along each axis of the grid that memory of groups has."""
         every = np.arange(self.count)[:, None]
         return [every // prod(self.grid[k + 1:]) % g for k, g in enumerate(own.grid)]
 
-    def active_elements(self, held: Held, at: list[np.ndarray], value: Tensor
+    def active_elements(self, held: TensorMemory, at: list[np.ndarray], value: Tensor
                         ) -> tuple[np.ndarray, np.ndarray]:
         """[G, lanes] addresses, and who takes part and has an element there."""
         address: Any = sum(i * step for i, step in zip(at, held.strides, strict=True))
@@ -432,7 +433,7 @@ class KernelRecorder(Machine):
         if self.guards and each * self.count > MOST_ADDRESSES:
             raise NotSideBySide
 
-    def store(self, held: Held, address: np.ndarray, on: np.ndarray, value: Tensor,
+    def store(self, held: TensorMemory, address: np.ndarray, on: np.ndarray, value: Tensor,
               mode: str = "set") -> None:
         """address, on: [G, *box], who writes where, or adds; value: [*grid, *box]."""
         if not on.any():
@@ -509,7 +510,7 @@ class KernelRecorder(Machine):
         self.keep(held_in(place), joined)
 
     @staticmethod
-    def keep(held: Held, value: Tensor) -> None:
+    def keep(held: TensorMemory, value: Tensor) -> None:
         """A tensor is written whole, and beyond its end."""
         whole = held.value.shape
         cut = value if value.shape == whole else value[tuple(slice(0, s) for s in whole)]

@@ -11,7 +11,7 @@ from ...tile.ir.types import Buffer
 from .. import functions as F
 
 
-class Held(Memory):
+class TensorMemory(Memory):
     """A tensor of the graph, as the kernel's ops find it now."""
 
     def __init__(self, name: str, value: Tensor):
@@ -19,13 +19,13 @@ class Held(Memory):
         self.value = value
 
 
-def held_in(place: MemoryBox) -> Held:
+def held_in(place: MemoryBox) -> TensorMemory:
     """The tensor that a box is of."""
-    assert isinstance(place.memory, Held)
+    assert isinstance(place.memory, TensorMemory)
     return place.memory
 
 
-class Own(Held):
+class GroupMemory(TensorMemory):
     """Memory of each group, or of each lane: a tensor [*grid, lanes|1, stages, *shape]."""
 
     def __init__(self, name: str, type: Buffer, grid: tuple[int, ...], lanes: int):
@@ -34,7 +34,7 @@ class Own(Held):
         whole = (*grid, self.copies, type.stages, *type.shape)
         super().__init__(name, F.zeros(whole, as_type(type.dtype)))
         self.shape, self.space, self.stages = type.shape, type.space, type.stages
-        self.all = Held(name, self.value)  # with the axes in front as axes of its own
+        self.all = TensorMemory(name, self.value)  # with the axes in front as axes of its own
 
 
-__all__ = ["Held", "Own", "held_in"]
+__all__ = ["TensorMemory", "GroupMemory", "held_in"]

@@ -9,7 +9,7 @@ import numpy as np
 from ...tensor import Tensor
 from .. import functions as F
 from ..op import GraphOp
-from ..operand import plain
+from ..operand import dequantized
 from ..trace import apply
 from ..weak_numbers import is_number
 
@@ -23,7 +23,7 @@ def compare_mixed_signs(op: GraphOp, a: Any, b: Any) -> Tensor | None:
     named = [getattr(getattr(x, "dtype", None), "name", "") for x in (a, b)]
     if "uint64" not in named or is_number(a) or is_number(b):
         return None
-    x, y = plain(a), plain(b)
+    x, y = dequantized(a), dequantized(b)
     if "int" not in (x.dtype.kind, y.dtype.kind):
         return None
     left = x.dtype.kind == "int"

@@ -297,7 +297,7 @@ def _in_range(draw: Tensor, numeric: NumericType) -> Tensor:
 
 def _below(high: Any, low: Any, out: Tensor) -> Any:
     """The greatest number below `high` that the type of a draw holds, and not below `low`."""
-    if not _known(low, high) or out.dtype.numpy.kind in "ui":
+    if not _is_static(low, high) or out.dtype.numpy.kind in "ui":
         return low
     kind = out.dtype.numpy
     top = np.asarray(high, np.float64).astype(kind)
@@ -320,12 +320,12 @@ def normal(shape: Any, mean: float | Tensor = 0.0, std: float | Tensor = 1.0,
     v = _unit(apply(BITS, fold_in(base, 1), shape=dims))
     radius = F.sqrt(-2.0 * F.log(1.0 - u))
     out = radius * F.cos((2.0 * math.pi) * v)
-    if not _known(std, mean) or std != 1.0 or mean != 0.0:
+    if not _is_static(std, mean) or std != 1.0 or mean != 0.0:
         out = _in_range(out, numeric) * _over(std, dims) + _over(mean, dims)
     return store(out, numeric)
 
 
-def _known(*parameters: Any) -> bool:
+def _is_static(*parameters: Any) -> bool:
     """Whether all are numbers of the trace: one that a compiled function is given is data."""
     return all(is_number(p) and not isinstance(p, Number) for p in parameters)
 
@@ -342,7 +342,7 @@ def bernoulli(p: float | Tensor, shape: Any = None, *, key: Any = None,
     """bool_, true with probability p: a number in [0, 1], or a tensor that broadcasts to the shape,
     by default of its own. Raises ArgumentError for other numbers; those of a tensor are not looked
     at, NaN is false."""
-    if _known(p) and not 0 <= p <= 1:
+    if _is_static(p) and not 0 <= p <= 1:
         raise ArgumentError(f"a probability is in [0, 1], got {p}")
     dims = (() if is_number(p) else as_tensor(p).shape) if shape is None else shape_tuple(shape)
     return F.less(_unit(random_bits(dims, key=key, generator=generator)), _over(p, dims))
@@ -355,7 +355,7 @@ def randint(low: int | Tensor, high: int | Tensor, shape: Any, dtype: Any = "int
     """Integers in low..high-1: 64 bits modulo the range, so that no number is more likely than
     another by more than range / 2^64. Ends are numbers, or tensors of integers that broadcast to
     the shape, which are not looked at: an empty range gives `low`."""
-    known = _known(low, high)
+    known = _is_static(low, high)
     if known and (not low < high or high - low > 2**32):
         raise ArgumentError(f"randint needs low < high and a range of at most 2^32, got {low}, "
                             f"{high}")
@@ -386,7 +386,7 @@ def dropout(x: Any, p: float | Tensor, *, key: Any = None, training: bool = True
     """Zero each element with probability p and divide the rest by 1 - p. x itself when p is 0 or
     not training. The backward pass uses the same mask. Raises ArgumentError unless 0 <= p < 1; of a
     p that is data, such as a rate that a schedule gives, this is not looked at."""
-    x, known = as_tensor(x), _known(p)
+    x, known = as_tensor(x), _is_static(p)
     if known and not 0 <= p < 1:
         raise ArgumentError(f"dropout needs 0 <= p < 1, got {p}")
     if not training or known and p == 0:

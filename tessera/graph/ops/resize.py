@@ -11,7 +11,7 @@ from ...dims import show_shape
 from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor
 from .. import functions as F
-from ..operand import floating, plain, public, store
+from ..operand import dequantized, floating, public, store
 
 # name -> number of spatial axes, None for any
 MODES: dict[str, int | None] = {"nearest": None, "linear": 1, "bilinear": 2, "trilinear": 3}
@@ -30,7 +30,7 @@ def interpolate(x: Any, size: Any = None, scale_factor: Any = None, mode: str = 
     torch.nn.functional.interpolate; positions follow from scale_factor itself where it is given,
     as there. Raises ShapeError, ArgumentError.
     """
-    x = plain(x)
+    x = dequantized(x)
     rank = x.ndim - 2
     if rank < 1:
         raise ShapeError(f"interpolate takes [N, C, *spatial], got {show_shape(x.shape)}")

@@ -42,8 +42,9 @@ def _ref(a: np.ndarray, a_scale: np.ndarray, b: np.ndarray, b_scale: np.ndarray,
     return matmul_ref(a, b, accum) * (a_scale * b_scale)
 
 
-def _steps(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, *cotangent_scale: Tensor,
-           accum: DType, cotangent: NumericType) -> Tensor:
+def _scales_behind_reshape(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor,
+                           *cotangent_scale: Tensor,
+                           accum: DType, cotangent: NumericType) -> Tensor:
     """The scales behind the reshape of rows that are one matrix: with what follows they are one
     loop, which the matmul takes in."""
     scale = a_scale * b_scale
@@ -99,7 +100,7 @@ SCALED_MATMUL = GraphOp(
     vjp=_vjp,
     jvp=_jvp,
     batch=_batch,
-    expand=_steps,
+    expand=_scales_behind_reshape,
     axes=lambda *xs, **attrs: "...mk,...,...kn" + ",..." * (len(xs) - 3) + "->...mn",
     reduces="sum",
     samples=tuple(

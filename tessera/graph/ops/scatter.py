@@ -17,15 +17,15 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..element import Element, IndexBound, places
+from ..element import Element, IndexBound, index_names
 from ..op import Arg, Aval, GraphOp, ResultMemory, Sample, sample
 from ..operand import (
     axis_index,
     compute_type,
     convert,
+    dequantized,
     literal,
     number_in,
-    plain,
     public,
     store,
     to_compute,
@@ -144,7 +144,7 @@ def scatter(x: Any, ids: Any, updates: Any, axis: int = 0, mode: str = "set") ->
     Returns a new tensor of x's type. Raises ShapeError, ArgumentError, and AxisError when it runs.
     """
     need_mode(mode)
-    x, rows = plain(x), index_operand(ids)
+    x, rows = dequantized(x), index_operand(ids)
     a = axis_index(axis, x.ndim)
     want = (*x.shape[:a], *rows.shape, *x.shape[a + 1:])
     if mode == "set":
@@ -163,7 +163,7 @@ def as_type_of(value: Any, numeric: NumericType) -> Tensor:
     """An update as elements of the tensor it goes into."""
     if is_number(value) and numeric.dtype.kind == "float":
         return convert(number_in(value, compute_type(numeric)), numeric)
-    value = plain(value)
+    value = dequantized(value)
     if value.dtype.kind == "float" != numeric.dtype.kind:
         raise DTypeError(f"an update of type {value.type} into {numeric}",
                          hint=f"convert it: ts.cast(updates, {numeric.dtype.name!r})")
@@ -181,7 +181,7 @@ def scatter_add(x: Any, ids: Any, updates: Any, axis: int = 0) -> Tensor:
 
 def put_at(x: Any, indices: Any, values: Any, mode: str) -> Tensor:
     """x with values at the places that index tensors name, one for each of its first axes."""
-    x = plain(x)
+    x = dequantized(x)
     ids = [index_operand(i) for i in (indices if isinstance(indices, tuple | list) else (indices,))]
     if not 0 < len(ids) <= x.ndim:
         raise ShapeError(f"{len(ids)} index tensors for the {x.ndim} axes of {show_shape(x.shape)}")
@@ -203,7 +203,7 @@ def put_along_axis(x: Any, ids: Any, values: Any, axis: int, mode: str = "set") 
     Returns a new tensor of x's type. Raises ShapeError, and AxisError when it runs.
     """
     need_mode(mode)
-    x, rows = plain(x), index_operand(ids)
+    x, rows = dequantized(x), index_operand(ids)
     a = axis_index(axis, x.ndim)
     others = [n for d, n in enumerate(x.shape) if d != a]
     if rows.ndim != x.ndim or [n for d, n in enumerate(rows.shape) if d != a] != others:
@@ -276,7 +276,7 @@ def _dynamic_slice_batch(size: Any, batched: tuple, x: Tensor, starts: Tensor,
 def _slice_element(x: Aval, starts: Aval, sizes: tuple) -> Element:
     bounds = tuple(IndexBound(f"x1[{a}]", n - size + 1)
                    for a, (n, size) in enumerate(zip(x.shape, sizes, strict=True)))
-    return Element(f"x0[{places([f'o{a} + x1[{a}]' for a in range(x.ndim)])}]", bounds=bounds)
+    return Element(f"x0[{index_names([f'o{a} + x1[{a}]' for a in range(x.ndim)])}]", bounds=bounds)
 
 
 DYNAMIC_SLICE = GraphOp(
@@ -343,8 +343,8 @@ def _update_element(x: Aval, u: Aval, starts: Aval) -> Element:
         return Element("x1[()]")
     hit = " & ".join(f"(o{a} >= x2[{a}]) & (o{a} < x2[{a}] + {n})"
                      for a, n in enumerate(u.shape))
-    new = places([f"o{a} - x2[{a}]" for a in axes])
-    return Element(f"where({hit}, x1[{new}], x0[{places(axes)}])", bounds=bounds,
+    new = index_names([f"o{a} - x2[{a}]" for a in axes])
+    return Element(f"where({hit}, x1[{new}], x0[{index_names(axes)}])", bounds=bounds,
                    into=tuple(f"o{a} + x2[{a}]" for a in axes))
 
 
@@ -399,7 +399,7 @@ def dynamic_slice(x: Any, starts: Any, sizes: Sequence[int]) -> Tensor:
     starts: one integer per axis (Python integers, scalar tensors, or one tensor)   sizes: integers
     Raises ShapeError, and AxisError, when it runs, for a block that leaves x: starts never clamp.
     """
-    x, sizes = plain(x), tuple(sizes)
+    x, sizes = dequantized(x), tuple(sizes)
     if x.ndim == 0:
         raise ShapeError("dynamic_slice of a scalar")
     return apply(DYNAMIC_SLICE, x, _starts(starts, x.ndim), sizes=sizes)
@@ -411,7 +411,7 @@ def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Tensor:
 
     Raises ShapeError, and AxisError, when it runs, for a block that leaves x: starts never clamp.
     """
-    x = plain(x)
+    x = dequantized(x)
     if x.ndim == 0:
         raise ShapeError("dynamic_update_slice of a scalar")
     return apply(DYNAMIC_UPDATE_SLICE, x, as_type_of(update, x.type), _starts(starts, x.ndim))

@@ -15,7 +15,7 @@ from ...errors import ArgumentError, ShapeError, TraceError
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
-from ..operand import plain, promote, public, to_compute
+from ..operand import dequantized, promote, public, to_compute
 from ..trace import Tracer, apply
 from ..weak_numbers import is_number
 from .gather import SEGMENT_SUM
@@ -52,7 +52,7 @@ def nonzero(x: Any, size: int | None = None, fill_value: int = 0) -> tuple[Tenso
     first `size` of them, `fill_value` behind the last one (jax.numpy.nonzero)
     Raises TraceError without size where x is traced, by jit, grad or vmap; ShapeError for a scalar.
     """
-    x = plain(x)
+    x = dequantized(x)
     if x.ndim == 0:
         raise ShapeError("nonzero of a scalar", hint="x != 0")
     mask = x if x.dtype.kind == "bool" else F.not_equal(to_compute(x), 0)
@@ -81,7 +81,7 @@ def unique(x: Any, size: int | None = None, fill_value: Any = None, *, return_in
     The gradient goes to where each stands first. Raises TraceError without size where x is traced,
     by jit, grad or vmap.
     """
-    x = plain(x)
+    x = dequantized(x)
     _check_size(x, size, "unique")
     wanted = (return_index, return_inverse, return_counts)
     if size is not None and size_of(x.shape) == 0:
@@ -129,7 +129,7 @@ def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
 
     x: [...]   values: any shape   y: bool_ [...]
     """
-    (a, b), _ = promote(*(t if is_number(t) or isinstance(t, list | tuple) else plain(t)
+    (a, b), _ = promote(*(t if is_number(t) or isinstance(t, list | tuple) else dequantized(t)
                           for t in (x, values)))
     line = F.sort(_flat(b))
     if line.shape[0] == 0:

@@ -12,16 +12,16 @@ from ...errors import ArgumentError, AxisError, ShapeError
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
-from ..element import Element, places
+from ..element import Element, index_names
 from ..op import FLAT_VIEW, VIEW, Aval, GraphOp, sample
 from ..operand import (
     axes_tuple,
     axis_index,
     compute_type,
     convert,
+    dequantized,
     keep_scale,
     literal,
-    plain,
     public,
     shape_tuple,
     to_compute,
@@ -259,7 +259,7 @@ BROADCAST_TO = GraphOp(
 @public
 def broadcast_to(x: Any, shape: Any) -> Tensor:
     """x stretched to `shape` by NumPy's rule. Raises ShapeError."""
-    x, target = plain(x), shape_tuple(shape)
+    x, target = dequantized(x), shape_tuple(shape)
     return x if target == tuple(x.shape) else apply(BROADCAST_TO, x, shape=target)
 
 
@@ -347,7 +347,7 @@ FLIP = GraphOp(
 @public
 def flip(x: Any, axis: Any = None) -> Tensor:
     """x with the order of elements reversed along these axes (all when None)."""
-    x = plain(x)
+    x = dequantized(x)
     return apply(FLIP, x, axis=axes_tuple(axis, x.ndim))
 
 
@@ -421,7 +421,8 @@ def _pad_element(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple
         at.append(f"{shifted} // {h + 1}" if h else shifted)
         inside += [f"({shifted} >= 0)", f"({shifted} < {(n - 1) * (h + 1) + 1 if n else 0})"]
         inside += [f"({shifted} % {h + 1} == 0)"] * (h > 0)
-    return Element(f"where({' & '.join(inside)}, x0[{places(at)}], x1[()])" if at else "x0[()]")
+    return Element(f"where({' & '.join(inside)}, x0[{index_names(at)}], x1[()])" if at
+                   else "x0[()]")
 
 
 PAD = GraphOp(
@@ -464,7 +465,7 @@ def pad(x: Any, width: int | Sequence[Any], value: Any = 0.0, mode: str = "const
     the edge, without and with the edge element), "wrap" (from the other end): np.pad
     Raises ArgumentError, and ShapeError when an axis is empty.
     """
-    x = plain(x)
+    x = dequantized(x)
     pairs = _pad_pairs(width, x.ndim)
     if isinstance(value, str):
         raise ArgumentError(f"pad by the value {value!r}", hint=f"mode={value!r}")
@@ -482,7 +483,7 @@ def pad(x: Any, width: int | Sequence[Any], value: Any = 0.0, mode: str = "const
 def _fill(value: Any, x: Tensor) -> Tensor:
     """What x is padded with, as an element of it."""
     if isinstance(value, Tensor | np.ndarray):
-        fill = plain(value)
+        fill = dequantized(value)
         if fill.ndim or (fill.dtype.kind == "float") > (x.dtype.kind == "float"):
             raise ArgumentError(f"a padding of type {fill.type}{show_shape(fill.shape)} for "
                                 f"{x.type}", hint="one element, of x's kind of type")

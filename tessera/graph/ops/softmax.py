@@ -157,11 +157,11 @@ def _lse_expand(x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
 def _lse_weights(y: Tensor, x: Tensor, axis: tuple) -> Tensor:
     """exp(x - y): the softmax, zeros where all of a row is -inf. Of a row that holds +inf it is NaN
     at these and 0 elsewhere, of one that holds NaN it is NaN."""
-    y = _kept(y, x, axis)
+    y = _keep_dims(y, x, axis)
     return exp(x - where(F.equal(y, -math.inf), literal(0.0, y), y))
 
 
-def _kept(v: Tensor, x: Tensor, axis: tuple) -> Tensor:
+def _keep_dims(v: Tensor, x: Tensor, axis: tuple) -> Tensor:
     return F.reshape(v, reduced_shape(tuple(x.shape), axis, True))
 
 
@@ -175,7 +175,7 @@ LOGSUMEXP = GraphOp(
     shape=lambda x, axis, keepdims, **a: MAX.shape(x, axis=axis, keepdims=keepdims),
     ref=_lse_ref,
     vjp=lambda g, y, x, axis, keepdims, accum: (
-        _kept(g, x, axis) * _lse_weights(y, x, axis),
+        _keep_dims(g, x, axis) * _lse_weights(y, x, axis),
     ),
     jvp=_lse_jvp,
     batch=lambda size, batched, x, axis, **a: (

@@ -17,7 +17,7 @@ from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
 from .. import functions as F
 from ..op import Aval, GraphOp, sample
-from ..operand import axis_index, plain, promote, public, scalar_line
+from ..operand import axis_index, dequantized, promote, public, scalar_line
 from ..trace import apply
 from .cumulative import line_axes
 from .gather import TAKE_ALONG
@@ -170,7 +170,7 @@ def argsort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
 def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
     """x sorted along an axis; NaN counts as the largest. The gradient returns to where each
     element came from."""
-    x = plain(x)
+    x = dequantized(x)
     a = axis_index(axis, x.ndim)
     return apply(TAKE_ALONG, x, argsort(x, a, descending), axis=a)
 
@@ -188,7 +188,7 @@ def top_k(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor,
         k = operator.index(k)
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
         raise ArgumentError(f"top_k needs a number of elements, got k={k!r}")
-    x = plain(x)
+    x = dequantized(x)
     a = axis_index(axis, x.ndim)
     lines = F.moveaxis(x, a, -1)
     (c,), _ = promote(lines)

@@ -21,7 +21,7 @@ from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..op import Aval, GraphOp, sample
-from ..operand import convert, plain, public, store, to_compute
+from ..operand import convert, dequantized, public, store, to_compute
 from ..trace import Tracer, apply
 from ..tree import register_tree
 from .contract import matmul_operands, widened
@@ -177,14 +177,14 @@ class COO(_Matrix):
 
     def with_values(self, values: Any) -> COO:
         """Other values at the same places."""
-        return _made(COO, values=_same_count(values, self.values), rows=self.rows, cols=self.cols,
-                     shape=self.shape)
+        return _unchecked(COO, values=_same_count(values, self.values), rows=self.rows,
+                          cols=self.cols, shape=self.shape)
 
     @property
     def T(self) -> COO:
         """The transpose; nothing is copied."""
-        return _made(COO, values=self.values, rows=self.cols, cols=self.rows,
-                     shape=self.shape[::-1])
+        return _unchecked(COO, values=self.values, rows=self.cols, cols=self.rows,
+                          shape=self.shape[::-1])
 
     def to_csr(self) -> CSR:
         """Sorted by row, those of one row in the order in which they are stored."""
@@ -192,9 +192,9 @@ class COO(_Matrix):
         ones = F.ones((self.nnz,), INT64)
         counts = apply(SEGMENT_SUM, ones, self.rows, axis=0, extent=self.shape[0])
         indptr = F.pad(F.cumsum(counts), (1, 0))
-        return _made(CSR, values=apply(TAKE, self.values, order, axis=0),
-                     indices=apply(TAKE, self.cols, order, axis=0), indptr=indptr,
-                     shape=self.shape)
+        return _unchecked(CSR, values=apply(TAKE, self.values, order, axis=0),
+                          indices=apply(TAKE, self.cols, order, axis=0), indptr=indptr,
+                          shape=self.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -237,12 +237,12 @@ class CSR(_Matrix):
 
     def with_values(self, values: Any) -> CSR:
         """Other values at the same places."""
-        return _made(CSR, values=_same_count(values, self.values), indices=self.indices,
-                     indptr=self.indptr, shape=self.shape)
+        return _unchecked(CSR, values=_same_count(values, self.values), indices=self.indices,
+                          indptr=self.indptr, shape=self.shape)
 
     def to_coo(self) -> COO:
         values, rows, cols = self.triples()
-        return _made(COO, values=values, rows=rows, cols=cols, shape=self.shape)
+        return _unchecked(COO, values=values, rows=rows, cols=cols, shape=self.shape)
 
     @property
     def T(self) -> COO:
@@ -262,16 +262,16 @@ def _set(matrix: Any, **fields: Any) -> Any:
     return matrix
 
 
-def _made(cls: type, **fields: Any) -> Any:
+def _unchecked(cls: type, **fields: Any) -> Any:
     """A matrix of parts that were checked before, or stand for such: types, gradients, None."""
     return _set(object.__new__(cls), **fields)
 
 
 register_tree(COO, lambda a: ((a.values, a.rows, a.cols), a.shape),
-              lambda shape, parts: _made(COO, shape=shape, **dict(
+              lambda shape, parts: _unchecked(COO, shape=shape, **dict(
                   zip(("values", "rows", "cols"), parts, strict=True))))
 register_tree(CSR, lambda a: ((a.values, a.indices, a.indptr), a.shape),
-              lambda shape, parts: _made(CSR, shape=shape, **dict(
+              lambda shape, parts: _unchecked(CSR, shape=shape, **dict(
                   zip(("values", "indices", "indptr"), parts, strict=True))))
 
 
@@ -285,7 +285,7 @@ def _matrix_shape(shape: Any) -> tuple[int, int]:
 
 
 def _values(values: Any) -> Tensor:
-    values = plain(values)
+    values = dequantized(values)
     if values.ndim != 1:
         raise ShapeError(f"values of a sparse matrix are one axis, got {show_shape(values.shape)}",
                          hint="from_dense takes a matrix")
@@ -300,7 +300,7 @@ def _same_count(values: Any, old: Tensor) -> Tensor:
 
 
 def _nonzero(dense: Any) -> tuple[Tensor, Tensor, Tensor, tuple]:
-    x = plain(dense)
+    x = dequantized(dense)
     if isinstance(x, Tracer):
         raise TraceError("from_dense of a traced matrix: how many elements are not 0 is not known",
                          hint="make the sparse matrix outside; with_values(v) takes traced values")
@@ -354,19 +354,19 @@ def _csr_ref(values: np.ndarray, indices: np.ndarray, indptr: np.ndarray,
     return y
 
 
-def _places(values: Tensor, indices: Tensor, indptr: Tensor) -> tuple[Tensor, Tensor]:
+def _element_indices(values: Tensor, indices: Tensor, indptr: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of each value."""
     rows = apply(CSR_ROWS, convert(indptr, INT64), nnz=values.shape[0])
     return rows, convert(indices, INT64)
 
 
 def _csr_expand(values: Tensor, indices: Tensor, indptr: Tensor, x: Tensor) -> Tensor:
-    return _summed(values, *_places(values, indices, indptr), x, indptr.shape[0] - 1)
+    return _summed(values, *_element_indices(values, indices, indptr), x, indptr.shape[0] - 1)
 
 
 def _csr_vjp(g: Tensor, y: Tensor, values: Tensor, indices: Tensor, indptr: Tensor,
              x: Tensor) -> tuple:
-    rows, cols = _places(values, indices, indptr)
+    rows, cols = _element_indices(values, indices, indptr)
     picked = apply(TAKE, g, rows, axis=0) * apply(TAKE, x, cols, axis=0)
     return F.sum(picked, axis=1), None, None, _summed(values, cols, rows, g, x.shape[0])
 

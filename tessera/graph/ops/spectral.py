@@ -17,7 +17,7 @@ from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
 from ..op import OPS, Aval, GraphOp, VendorLibrary, sample
-from ..operand import axes_tuple, axis_index, plain, public
+from ..operand import axes_tuple, axis_index, dequantized, public
 from ..trace import apply
 
 # The factor stands before the forward transform, the inverse one, or its root before both.
@@ -44,7 +44,7 @@ def _complex(re: np.ndarray, im: np.ndarray) -> np.ndarray:
     return out
 
 
-def _parts(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _real_and_imaginary(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(z.real), np.ascontiguousarray(z.imag)
 
 
@@ -80,10 +80,10 @@ def _fft_shape(re: Aval, im: Aval, axis: int, inverse: bool, norm: str) -> tuple
 
 def _fft_ref(re: np.ndarray, im: np.ndarray, axis: int, inverse: bool, norm: str) -> tuple:
     run = np.fft.ifft if inverse else np.fft.fft
-    return _parts(run(_complex(re, im), axis=axis, norm=norm))  # type: ignore[arg-type]
+    return _real_and_imaginary(run(_complex(re, im), axis=axis, norm=norm))  # type: ignore[arg-type]
 
 
-def _joined(module: Any, re: Any, im: Any) -> Any:
+def _complex_array(module: Any, re: Any, im: Any) -> Any:
     """A complex array of another library's."""
     z = module.empty_like(re, module.complex64 if re.dtype == np.float32 else module.complex128)
     z.real, z.imag = re, im
@@ -92,7 +92,7 @@ def _joined(module: Any, re: Any, im: Any) -> Any:
 
 def _fft_in(module: Any, re: Any, im: Any, axis: int, inverse: bool, norm: str) -> tuple:
     run = module.fft.ifft if inverse else module.fft.fft
-    z = run(_joined(module, re, im), axis=axis, norm=norm)
+    z = run(_complex_array(module, re, im), axis=axis, norm=norm)
     return z.real, z.imag
 
 
@@ -153,7 +153,7 @@ def _rfft_vjp(g: tuple, y: tuple, x: Tensor, axis: int, norm: str) -> tuple:
 RFFT = GraphOp(
     "rfft",
     shape=_rfft_shape,
-    ref=lambda x, axis, norm: _parts(np.fft.rfft(x, axis=axis, norm=norm)),
+    ref=lambda x, axis, norm: _real_and_imaginary(np.fft.rfft(x, axis=axis, norm=norm)),
     library=VendorLibrary("cuFFT", _rfft_in),
     vjp=_rfft_vjp,
     jvp=lambda ts, y, x, **a: apply(RFFT, ts[0], **a),
@@ -186,7 +186,7 @@ IRFFT = GraphOp(
     shape=_irfft_shape,
     ref=lambda re, im, axis, n, norm: np.fft.irfft(_complex(re, im), n, axis, norm),
     library=VendorLibrary("cuFFT", lambda module, re, im, axis, n, norm: module.fft.irfft(
-        _joined(module, re, im), n, axis, norm)),
+        _complex_array(module, re, im), n, axis, norm)),
     vjp=_irfft_vjp,
     jvp=lambda ts, y, re, im, **a: apply(IRFFT, *both_parts(*ts), **a),
     batch=line_batch("irfft"),
@@ -246,7 +246,7 @@ def _planes_shape(re: Aval, im: Aval, inverse: bool, norm: str) -> tuple[Aval, A
 
 def _planes_ref(re: np.ndarray, im: np.ndarray, inverse: bool, norm: str) -> tuple:
     run = np.fft.ifft2 if inverse else np.fft.fft2
-    return _parts(run(_complex(re, im), norm=norm))  # type: ignore[arg-type]
+    return _real_and_imaginary(run(_complex(re, im), norm=norm))  # type: ignore[arg-type]
 
 
 def _planes_expand(re: Tensor, im: Tensor, inverse: bool, norm: str) -> tuple[Tensor, Tensor]:
@@ -275,7 +275,7 @@ def roll(x: Any, shift: int | Sequence[int], axis: Any = None) -> Tensor:
 
     shift: an integer or one per axis   axis: None rolls the flat x, as np.roll
     """
-    x = plain(x)
+    x = dequantized(x)
     if any(as_index(by) is None for by in (shift if isinstance(shift, tuple | list) else [shift])):
         raise ArgumentError(
             f"roll by {shift!r}", hint="a whole number of places, or one per axis; by one that is "

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import tree
 from ..op import VIEW, GraphOp, sample
-from ..operand import plain, public
+from ..operand import dequantized, public
 from ..trace import apply
 
 STOP_GRADIENT = GraphOp(
@@ -25,4 +25,4 @@ STOP_GRADIENT = GraphOp(
 @public
 def stop_gradient(x: Any) -> Any:
     """x, whose derivative is taken as zero. x: a tensor or a nested value of them."""
-    return tree.map_tree(lambda t: apply(STOP_GRADIENT, plain(t)), x)
+    return tree.map_tree(lambda t: apply(STOP_GRADIENT, dequantized(t)), x)

@@ -18,7 +18,7 @@ from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
 from . import elementwise, maths, reduce  # noqa: F401  MEANINGS takes their functions
-from .kernel_blocks import BlockedTile, is_recorded, joined, multiplied, product, reduced
+from .kernel_blocks import BlockedTile, is_recorded, map_blocks, multiplied, product, reduced
 from .kernel_places import where_else
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RecordedOp:
         return tuple(range(self.lead, x.ndim)) if axis is None else self.lead + axis
 
 
-def _plain(f: Callable) -> Callable:
+def _ignoring_step(f: Callable) -> Callable:
     return lambda step, *xs: f(*xs)
 
 
@@ -190,7 +190,7 @@ def _exchanged(step: RecordedOp, x: Tensor) -> Tensor:
     return F.take(x, as_tensor(of), axis=axis)
 
 
-def _one(step: RecordedOp, x: Tensor) -> Tensor:
+def _take_element(step: RecordedOp, x: Tensor) -> Tensor:
     axis = step.axis(x)
     assert isinstance(axis, int)
     y = F.take(x, as_tensor(np.int64(step.op.attr["at"])), axis=axis)
@@ -212,7 +212,7 @@ def _div_or_zero(x: Tensor, y: Tensor) -> Tensor:
 
 
 MEANINGS: dict[str, Callable] = {
-    **{name: _plain(f) for name, f in (
+    **{name: _ignoring_step(f) for name, f in (
         ("add", operator.add), ("sub", operator.sub), ("mul", operator.mul),
         ("div", operator.truediv), ("neg", operator.neg), ("pow", operator.pow),
         ("mod", operator.mod), ("floordiv", operator.floordiv), ("lt", operator.lt),
@@ -246,7 +246,7 @@ MEANINGS: dict[str, Callable] = {
     "running_max": lambda step, m, x: F.where(x > m + step.op.attr["slack"], x, m),
     "matmul": _matmul, "convert": _convert, "expand_dims": _shaped, "reshape": _shaped,
     "transpose": lambda step, x: F.swapaxes(x, -1, -2), "permute": _permute,
-    "broadcast_to": _broadcast, "exchange": _exchanged, "one_along": _one,
+    "broadcast_to": _broadcast, "exchange": _exchanged, "one_along": _take_element,
     "piece_ends": _piece_ends,
     "cumsum": lambda step, x: F.cumsum(x, axis=step.axis(x)),
     "cummax": lambda step, x: F.cummax(x, axis=step.axis(x)),
@@ -290,7 +290,7 @@ def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTil
     made = replace(made, products=((x, y),))
     if len(args) == 2 or isinstance(args[2], np.ndarray) and not args[2].any():
         return made
-    return joined(operator.add, (made, args[2]), shape)
+    return map_blocks(operator.add, (made, args[2]), shape)
 
 
 WHOLE: dict[str, Callable] = {

@@ -90,11 +90,11 @@ def _max_vjp_ref(g: np.ndarray, x: np.ndarray, window: tuple, stride: tuple, dil
     mask = windows == np.max(windows, axis=axis, keepdims=True)
     count = np.sum(mask, axis=axis, keepdims=True).astype(x.dtype)
     parts = np.where(mask, np.expand_dims(g, axis) / count, x.dtype.type(0) / count)
-    dx[...] = _folded(parts, x.shape[axis:], window, **attrs)
+    dx[...] = _sum_windows(parts, x.shape[axis:], window, **attrs)
     return dx
 
 
-def _folded(parts: np.ndarray, spatial: tuple, window: tuple, **attrs: Any) -> np.ndarray:
+def _sum_windows(parts: np.ndarray, spatial: tuple, window: tuple, **attrs: Any) -> np.ndarray:
     lead = parts.ndim - len(window) - 1
     return fold_ref(parts.reshape(*parts.shape[:lead], *window, *parts.shape[lead + 1:]),
                     spatial=spatial, **attrs)
@@ -107,7 +107,7 @@ def _sum_ref(x: np.ndarray, window: tuple, accum: DType, **attrs: Any) -> np.nda
 def _spread_ref(g: np.ndarray, spatial: tuple, window: tuple, **attrs: Any) -> np.ndarray:
     axis = g.ndim - len(window)
     full = (*g.shape[:axis], size_of(window), *g.shape[axis:])
-    return _folded(np.broadcast_to(np.expand_dims(g, axis), full), spatial, window, **attrs)
+    return _sum_windows(np.broadcast_to(np.expand_dims(g, axis), full), spatial, window, **attrs)
 
 
 # --- in smaller ops -----------------------------------------------------------------------------

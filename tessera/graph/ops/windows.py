@@ -16,7 +16,7 @@ from ...errors import ShapeError
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..element import Element, places
+from ..element import Element, index_names
 from ..op import Aval, GraphOp, sample
 from ..trace import apply
 
@@ -119,7 +119,7 @@ def _unfold_element(x: Aval, window: tuple, stride: tuple, dilation: tuple,
     lead = x.ndim - rank
     at = [f"o{lead + rank + i} * {s} + o{lead + i} * {d} - {before}" for i, (s, d, (before, _)) in
           enumerate(zip(stride, dilation, padding, strict=True))]
-    return Element(f"x0[{places([*range(lead), *at])}]")
+    return Element(f"x0[{index_names([*range(lead), *at])}]")
 
 
 def _fold_element(x: Aval, spatial: tuple, stride: tuple, dilation: tuple,
@@ -133,7 +133,8 @@ def _fold_element(x: Aval, spatial: tuple, stride: tuple, dilation: tuple,
         at.append(f"where(({first} >= 0) & ({first} % {s} == 0), {first} // {s}, -1)"
                   if s > 1 else first)
     window = [f"r{i}" for i in range(rank)]
-    return Element(f"x0[{places([*range(lead), *window, *at])}]", over=x.shape[lead:lead + rank])
+    return Element(f"x0[{index_names([*range(lead), *window, *at])}]",
+                   over=x.shape[lead:lead + rank])
 
 
 UNFOLD = GraphOp(

@@ -15,7 +15,7 @@ from ..operand import convert, to_compute
 from ..ops.reduce import accumulate_dtype
 from ..ops.shape import SLICE
 from ..trace import Tracer, apply, at_line, current_builder
-from .subscripts import covered_with, is_covered, place, shape_of_part
+from .subscripts import covered_with, is_covered, shape_of_part, updated
 from .types import HOW, Privilege, read, reduce_sum, write
 
 
@@ -113,7 +113,7 @@ class RegionTensor(Tracer):
                 hint="return the value from there, and store it outside",
             )
         update = _part_value(value, self, index)
-        self.now = place(self.now, index, update)
+        self.now = updated(self.now, index, update)
         self.covered = covered_with(self.covered, index, self._shape)
         self.changed, self.where = True, user_line()
 

@@ -23,7 +23,7 @@ def shape_of_part(shape: tuple, index: Any) -> tuple:
     return tuple(n for (_, n), item in zip(box, items, strict=True) if isinstance(item, slice))
 
 
-def place(x: Tensor, index: Any, update: Tensor) -> Tensor:
+def updated(x: Tensor, index: Any, update: Tensor) -> Tensor:
     """x with x[index] replaced by `update`, which has its shape and type."""
     if is_whole(tuple(x.shape), index):
         return F.reshape(update, tuple(x.shape))
@@ -46,7 +46,7 @@ def covered_with(covered: Any, index: Any, shape: tuple) -> Any:
     if not all(isinstance(n, int) for n in shape):
         return None  # parts along a symbolic extent are never known to be all of it
     mask = np.zeros(shape, np.bool_) if covered is None else covered.copy()
-    mask[_plain(index)] = True
+    mask[_array_index(index)] = True
     return True if mask.all() else mask
 
 
@@ -60,15 +60,15 @@ def is_covered(covered: Any, index: Any) -> bool:
 # --- subscripts -------------------------------------------------------------------------------
 def _subscript(array: np.ndarray, index: Any) -> np.ndarray:
     try:
-        return array[_plain(index)]
+        return array[_array_index(index)]
     except IndexError as err:
         raise AxisError(f"index into {show_shape(array.shape)}: {err}") from err
 
 
-def _plain(index: Any) -> Any:
+def _array_index(index: Any) -> Any:
     """The subscript with tensors as arrays. Raises TraceError for one that is traced."""
     if isinstance(index, tuple):
-        return tuple(_plain(i) for i in index)
+        return tuple(_array_index(i) for i in index)
     if isinstance(index, Tracer):
         raise TraceError(
             "the part of a region that is written must be known when the function is traced",

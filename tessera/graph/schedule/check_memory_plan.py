@@ -21,7 +21,7 @@ from ...errors import GraphError
 from ..ir import Graph, Value, value_bytes
 from .batches import batch_ends
 from .groups import FusionGroup
-from .layouts import StridedLayout, apart
+from .layouts import StridedLayout, are_disjoint
 from .view_plan import dense, is_copy, parts_of, view_layout
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class _Proof:
                 raise self._fault(f"{_name(group)} cannot write its result over a part")
             since = bisect_left(self.until, self.until[i])
             for r, x in reads[owner]:
-                if r < since or r == i and x is taken[0] or apart(
+                if r < since or r == i and x is taken[0] or are_disjoint(
                         lies.get(x) or dense(x), lies[y]):
                     continue
                 new = origin.get(x)

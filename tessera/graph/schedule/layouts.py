@@ -126,7 +126,7 @@ class StridedLayout:
         return f"at {self.offset} with strides ({strides})"
 
 
-def apart(a: StridedLayout, b: StridedLayout) -> bool:
+def are_disjoint(a: StridedLayout, b: StridedLayout) -> bool:
     """Whether two layouts in one buffer have no element in common, as far as their strides tell:
     the parts of rows do where both are rows of the same stride."""
     strides = {abs(s) for v in (a, b) for axis in v.axes for _, s in axis} - {0}

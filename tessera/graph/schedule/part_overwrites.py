@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ..ir import Value
 from .batches import batch_ends
 from .groups import FusionGroup
-from .layouts import StridedLayout, apart
+from .layouts import StridedLayout, are_disjoint
 from .loop_axes import extents_of
 from .target import ScheduleTarget
 from .view_plan import ViewPlan, dense, is_copy, parts_of
@@ -61,7 +61,7 @@ class _Finder:
                     continue
                 for owner, lies, places in self.candidates(i, y):
                     if owner not in made and all(
-                            apart(lies, other) for other in self.taken.get(owner, ())):
+                            are_disjoint(lies, other) for other in self.taken.get(owner, ())):
                         self.taken.setdefault(owner, []).append(lies)
                         made |= places
                         break
@@ -107,7 +107,7 @@ class _Finder:
         over = [x for x in group.inputs if self.plan.owner(x) is owner
                 and self.plan.layout(x) == place and self.target.overwrites(group, x, p)]
         return len(over) == 1 and all(
-            apart(self.plan.layout(x), place) for r, x in self.readers[owner]
+            are_disjoint(self.plan.layout(x), place) for r, x in self.readers[owner]
             if r >= begin and not (r == i and x is over[0]))
 
 

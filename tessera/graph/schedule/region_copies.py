@@ -137,7 +137,7 @@ def _stretched(node: Node) -> list[tuple[int, int, RegionCopy]]:
                                  for a, n in enumerate(x)))
 
 
-def _parts(node: Node) -> list[tuple[int, int, RegionCopy]]:
+def _axis_copies(node: Node) -> list[tuple[int, int, RegionCopy]]:
     """concatenate and split: runs of one axis."""
     axis, at = node.attrs["axis"], 0
     out: list[tuple[int, int, RegionCopy]] = []
@@ -155,7 +155,7 @@ def _parts(node: Node) -> list[tuple[int, int, RegionCopy]]:
 
 
 MOVES = {"transpose": _transposed, "broadcast_to": _stretched, "slice": _sliced, "flip": _flipped,
-         "split": _parts, "concatenate": _parts}
+         "split": _axis_copies, "concatenate": _axis_copies}
 
 
 __all__ = ["MOVES", "RegionCopy", "moves_of"]

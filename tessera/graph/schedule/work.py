@@ -59,16 +59,16 @@ def operand_bytes(operands: tuple[GroupOperand, ...], most: int | None = None) -
 def read_bytes(group: ScheduledGroup) -> int:
     """What a group reads: of operands that it picks from, as much as it gives."""
     if not any(s.picks for s in group.steps):
-        return operand_bytes(group.reads, _moved(group))
+        return operand_bytes(group.reads, _moved_elements(group))
     return operand_bytes(group.reads[1:]) + operand_bytes(group.writes)
 
 
 def written_bytes(group: ScheduledGroup) -> int:
     """What a group writes."""
-    return operand_bytes(group.writes, _moved(group))
+    return operand_bytes(group.writes, _moved_elements(group))
 
 
-def _moved(group: ScheduledGroup) -> int | None:
+def _moved_elements(group: ScheduledGroup) -> int | None:
     """How many elements one that only moves elements moves; None of others."""
     return prod(group.space) if group.kind == "move" else None
 

@@ -20,7 +20,7 @@ from tessera.dims import show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph import tree
-from tessera.graph.operand import convert, plain, public, store, to_compute
+from tessera.graph.operand import convert, dequantized, public, store, to_compute
 from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
 
@@ -60,7 +60,7 @@ def moe(x: Any, router: Any, experts: Any, axis: str = "ep", *, top_k: int = 1,
     Fedus et al. 2021, arXiv:2101.03961, eqs. 2 to 6; Lepikhin et al. 2020, arXiv:2006.16668,
     algorithm 1.
     """
-    tokens, weight = plain(x), plain(router)
+    tokens, weight = dequantized(x), dequantized(router)
     params, run = _experts(experts, expert)
     E = _check(tokens, weight, params, top_k, capacity_factor)
     place = _place((tokens, weight, *tree.flatten(params)[0]), axis, data)
@@ -86,13 +86,13 @@ def moe(x: Any, router: Any, experts: Any, axis: str = "ep", *, top_k: int = 1,
 # --- arguments -----------------------------------------------------------------------------------
 def _experts(experts: Any, expert: Expert | None) -> tuple[Any, Expert]:
     if expert is not None:
-        return tree.map_tree(plain, experts), expert
+        return tree.map_tree(dequantized, experts), expert
     pair = isinstance(experts, tuple | list) and len(experts) == 2
-    if not pair or any(plain(w).ndim != 3 for w in experts):
+    if not pair or any(dequantized(w).ndim != 3 for w in experts):
         raise ArgumentError("experts are two weights, w1 [E, D, F] and w2 [E, F, Dv], or a tree of "
                             "tensors with a function",
                             hint="ts.moe(x, router, params, expert=lambda p, x: x @ p)")
-    return tuple(map(plain, experts)), _two_layers
+    return tuple(map(dequantized, experts)), _two_layers
 
 
 def _two_layers(weights: tuple, x: Tensor) -> Tensor:

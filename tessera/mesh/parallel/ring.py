@@ -21,7 +21,7 @@ from tessera.errors import ArgumentError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph.flops import Flops
 from tessera.graph.op import OPS, VIEW, Arg, Aval, GraphOp, NoRule, Sample, sample
-from tessera.graph.operand import compute_type, need_float, plain, promote, public, store
+from tessera.graph.operand import compute_type, dequantized, need_float, promote, public, store
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType
@@ -81,7 +81,7 @@ def ring_attention(q: Any, k: Any, v: Any, *, causal: bool = True, axis: str = "
 
 def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:
     """The operands in one type, 16-bit ones as they are; and the type of the result."""
-    xs = [plain(x) for x in given]
+    xs = [dequantized(x) for x in given]
     shapes = ", ".join(show_shape(x.shape) for x in xs)
     q, k, v = xs
     if any(x.ndim != 4 for x in xs):

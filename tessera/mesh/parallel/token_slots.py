@@ -15,7 +15,7 @@ import numpy as np
 from tessera.dims import show_shape, size_of
 from tessera.errors import ShapeError
 from tessera.graph import functions as F
-from tessera.graph.element import Element, places
+from tessera.graph.element import Element, index_names
 from tessera.graph.op import Aval, GraphOp, sample
 from tessera.graph.ops.gather import SEGMENT_SUM, add_rows, stretch
 from tessera.graph.trace import apply
@@ -74,8 +74,8 @@ def _fill_segments(v: Tensor, slots: Tensor, extent: Any) -> Tensor:
 
 
 def _read_element(y: Aval, slots: Aval) -> Element:
-    at = f"x1[{places(range(slots.ndim))}]"
-    return Element(f"x0[{places([*range(y.ndim - 2), at, slots.ndim])}]")
+    at = f"x1[{index_names(range(slots.ndim))}]"
+    return Element(f"x0[{index_names([*range(y.ndim - 2), at, slots.ndim])}]")
 
 
 FILL = GraphOp(

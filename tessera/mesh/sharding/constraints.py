@@ -17,7 +17,7 @@ from tessera.errors import ArgumentError
 from tessera.graph import functions as F
 from tessera.graph.ir import Node
 from tessera.graph.op import VIEW, GraphOp, sample
-from tessera.graph.operand import plain, public
+from tessera.graph.operand import dequantized, public
 from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
 
@@ -59,7 +59,7 @@ def shard(x: Any, layout: Any, mesh: Any = None) -> Tensor:
     layout: as for `ts.dist.tensor`, or "replicate": the whole on every rank, as a plain tensor is
     Sends what ranks lack, nothing when they have it. Raises ArgumentError where no mesh is known.
     """
-    x = plain(x)
+    x = dequantized(x)
     builder = getattr(x, "builder", None)
     known = mesh or (x.layout.mesh if x.layout is not None else getattr(builder, "mesh", None))
     if layout == "replicate":

@@ -185,7 +185,7 @@ def _take(step: Step, env: LocalValues, rank: int) -> None:
         env[step.makes[0]] = run_cut(step, env, rank, env.wide, not step.halves and env.copies(
             step.makes[0], step.move.hop))
     elif isinstance(step, Together) and step.moves[0].hop.kind != "all_reduce":
-        for move in step.moves:  # a GPU's program joins them: graph/cuda/passes/joined_exchanges.py
+        for move in step.moves:  # a GPU's program joins them: graph/cuda/passes/merge_exchanges.py
             _take(move, env, rank)
     elif isinstance(step, Together):
         _reduce(step.moves, env, rank)

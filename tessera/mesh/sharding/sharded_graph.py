@@ -19,7 +19,7 @@ from tessera.graph.donation import alone
 from tessera.graph.host_copy import HostCopy
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import ENGINES, Aval, GraphOp, by_engines, infer
-from tessera.graph.placed_leaves import Picker, PlacedLeaves, origins, picker, placed
+from tessera.graph.placed_leaves import Picker, PlacedLeaves, as_placed_leaves, origins, picker
 from tessera.graph.steady_step import SteadyRun
 from tessera.graph.trace import at_line
 from tessera.graph.traced_signature import executor
@@ -239,7 +239,7 @@ class ShardedProgram:
                 self._copies[i] = HostCopy.of(x), on_gpu(x, index)
             captured[i] = self._copies[i][1]
         if type(parts) is PlacedLeaves:
-            if len(parts) == len(leaves) and type(placed(captured)) is PlacedLeaves:
+            if len(parts) == len(leaves) and type(as_placed_leaves(captured)) is PlacedLeaves:
                 return parts.add(captured)
             parts.take()
         return [*_parts_of(leaves, rank), *captured]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tessera.tile.builder.edge_facts import EdgeFacts
-from tessera.tile.builder.edge_masks import seen
+from tessera.tile.builder.edge_masks import visible_edge
 from tessera.tile.builder.edge_rules import Carry
 from tessera.tile.ir.edges import TileEdges, open_
 from tessera.tile.ir.errors import TileIRError
@@ -26,10 +26,10 @@ def check_edges(known: EdgeFacts, nodes: Sequence[Node]) -> None:
             _op(known, node)
         elif isinstance(node, If):
             for d, *ways in zip(node.outs, node.thens, node.elses, strict=True):
-                _joined(known, node, d, ways)
+                _check_merge(known, node, d, ways)
         else:
             for d, *ways in zip(node.carried, node.inits, node.yields, strict=True):
-                _joined(known, node, d, ways)
+                _check_merge(known, node, d, ways)
 
 
 def _op(known: EdgeFacts, op: Op) -> None:
@@ -38,7 +38,7 @@ def _op(known: EdgeFacts, op: Op) -> None:
     if not any(f.axes for f in facts):
         return
     for a in record.combines(types, op.attr) if record.combines is not None else ():
-        if seen(known, a, op.args, types) is not None:
+        if visible_edge(known, a, op.args, types) is not None:
             _fail(op, f"{op.name} sees elements beyond an edge along axis {a.axis}")
     if op.name == "load_tile" and space_of(types[0]) == "shared":
         return  # what the buffer held then is not known any more
@@ -49,7 +49,7 @@ def _op(known: EdgeFacts, op: Op) -> None:
             _knows(op, known.of(d.value), rule, d)
 
 
-def _joined(known: EdgeFacts, node: For | While | If, d: Any, ways: Sequence[Any]) -> None:
+def _check_merge(known: EdgeFacts, node: For | While | If, d: Any, ways: Sequence[Any]) -> None:
     if isinstance(d.type, TileType):
         for x in ways:
             if isinstance(x, SSAValue):

@@ -19,9 +19,9 @@ from tessera.tile.ir.edges import (
     Listed,
     Mixed,
     TileEdges,
+    intersection,
     join,
     join_facts,
-    meet,
     open_,
 )
 from tessera.tile.ir.handles import Handle, is_number
@@ -227,7 +227,7 @@ class EdgeFacts:
 
         def axis(i: int) -> Axis:
             zero = add and old.zero_at(i)
-            found = meet([old.at(i), tile.at(i)], zero, "", self.position.where())
+            found = intersection([old.at(i), tile.at(i)], zero, "", self.position.where())
             return replace(found, zero=zero) if open_(found) else found  # type: ignore
 
         return TileEdges.of(map(axis, range(rank)))

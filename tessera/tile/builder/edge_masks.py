@@ -95,7 +95,7 @@ def within(b: IRBuilder, record: Any, args: list[Any], attrs: dict[str, Any]) ->
     """The operands of an op with what lies beyond their edges masked where elements meet."""
     types = [b.type_of(x) for x in args]
     for a in record.combines(types, attrs):
-        axis = seen(b.facts, a, args, types)
+        axis = visible_edge(b.facts, a, args, types)
         x = args[a.operand]
         if axis is None:
             continue
@@ -111,8 +111,8 @@ def within(b: IRBuilder, record: Any, args: list[Any], attrs: dict[str, Any]) ->
     return args
 
 
-def seen(facts: EdgeFacts, a: Along, args: Sequence[Any], types: Sequence[Any]
-         ) -> Edge | Listed | Mixed | None:
+def visible_edge(facts: EdgeFacts, a: Along, args: Sequence[Any], types: Sequence[Any]
+                 ) -> Edge | Listed | Mixed | None:
     """What an op would see beyond the edge of an operand; None where that changes nothing."""
     whole = isinstance(types[a.operand], TileType)
     axis = facts.of(args[a.operand]).at(a.axis) if whole else None
@@ -136,5 +136,5 @@ def refuse(b: IRBuilder, what: str, axis: Mixed) -> NoReturn:
            f"does not tell: it {axis.why}", HINT, code="E_EDGE", also=also)
 
 
-__all__ = ["Along", "fill_of", "list_of", "mask_edge", "mask_listed", "refuse", "seen",
+__all__ = ["Along", "fill_of", "list_of", "mask_edge", "mask_listed", "refuse", "visible_edge",
            "within"]

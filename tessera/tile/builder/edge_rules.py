@@ -23,8 +23,8 @@ from tessera.tile.ir.edges import (
     Mixed,
     TileEdges,
     forget_zero,
+    intersection,
     lines_of,
-    meet,
     open_,
 )
 from tessera.tile.ir.ir import Const, Op, Operand
@@ -69,7 +69,7 @@ def elementwise(c: Carry) -> Iterable[Axis]:
             beyond = facts.zero_at(i) and isinstance(kind, TileType)
             values.append(0.0 if beyond else x.value if isinstance(x, Const) else None)
         zero = any(map(open_, axes)) and c.zero(*values)
-        yield meet(axes, zero, OPS[c.op.name].zero, c.op.where)
+        yield intersection(axes, zero, OPS[c.op.name].zero, c.op.where)
 
 
 def _repeated(c: Carry, kind: Any, facts: TileEdges, axis: int, extent: int) -> Axis:
@@ -106,16 +106,16 @@ def gives_zero(name: str, values: tuple[Any, ...], dtypes: tuple[Any, ...], attr
     return bool(np.all(np.asarray(out, np.float64) == 0))
 
 
-def same(c: Carry) -> Iterable[Axis]:
+def first_operand_edges(c: Carry) -> Iterable[Axis]:
     """The first operand's edges; what lies beyond becomes anything."""
     return [forget_zero(a) for a in c.facts[0].axes]
 
 
-def kept(c: Carry) -> Iterable[Axis]:
+def edges_unchanged(c: Carry) -> Iterable[Axis]:
     return c.facts[0].axes
 
 
-def both(c: Carry) -> Iterable[Axis]:
+def intersect_edges(c: Carry) -> Iterable[Axis]:
     """and: where one operand holds only inside of an edge, so does the result."""
     said = [c.implied.get(x, NOTHING) for x in c.op.args]
     known = [next((f.at(i) for f in said if f.at(i) is not None), None)
@@ -185,7 +185,7 @@ def matmul(c: Carry) -> Iterable[Axis]:
         start = rest[0].at(i) if rest else None
         if isinstance(axis, Listed):
             axis = c.cannot()
-        yield meet([forget_zero(axis), start], False, "", c.op.where)
+        yield intersection([forget_zero(axis), start], False, "", c.op.where)
 
 
 def masked(c: Carry) -> Iterable[Axis]:
@@ -260,6 +260,7 @@ def grouped(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], lis
     return out
 
 
-__all__ = ["Carry", "both", "broadcast", "chosen", "elementwise", "firsts", "gives_zero", "kept",
+__all__ = ["Carry", "intersect_edges", "broadcast", "chosen", "elementwise", "firsts", "gives_zero",
+           "edges_unchanged",
            "masked", "matmul", "new_axis", "permuted", "reduced", "reshaped", "reversed_axes",
-           "same"]
+           "first_operand_edges"]

@@ -15,11 +15,11 @@ from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
-from tessera.tile.cuda.lower.begin_early import begin_early
+from tessera.tile.cuda.lower.dependent_launch import use_dependent_launch
 from tessera.tile.cuda.lower.find_positions import find_positions
 from tessera.tile.cuda.lower.gather_windows import gather_windows
+from tessera.tile.cuda.lower.hoist_loads import hoist_loads
 from tessera.tile.cuda.lower.insert_barriers import order
-from tessera.tile.cuda.lower.load_early import load_early
 from tessera.tile.cuda.lower.multiply_codes import (
     laid_parameter,
     multiply_codes,
@@ -27,7 +27,7 @@ from tessera.tile.cuda.lower.multiply_codes import (
 )
 from tessera.tile.cuda.lower.pick_elements import pick_elements
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
-from tessera.tile.cuda.lower.reduce_behind import reduce_behind_loops
+from tessera.tile.cuda.lower.sink_reductions import sink_reductions
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
 from tessera.tile.ir.ir import Function, Op, Param, SSAValue, outs_of, walk
@@ -203,10 +203,11 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES, resident)
-    function = reduce_behind_loops(find_positions(pick_elements(function), threads), threads)
+    function = sink_reductions(find_positions(pick_elements(function), threads), threads)
     function = gather_windows(with_codes(function, lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
-    function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
+    function = hoist_loads(prefetch_boxes(function), threads)
+    function = use_dependent_launch(function, chip, facts.batched)
     known = Knowledge(function, facts.divisible, facts.eights)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known,
                                              lanes % 32 == 0 or lanes == threads))

@@ -30,7 +30,7 @@ from ...runtime.ptxas import FIX_GPU
 from ...runtime.target import Target
 from .builder import Builder, Value
 from .instruction import OTHERWISE, Instruction, InstructionForm, Kind, Operand
-from .ptx_text import LineMap, entry_name, plain, relocate
+from .ptx_text import LineMap, entry_name, normalised_ptx, relocate
 
 try:
     from llvmlite import ir
@@ -430,7 +430,7 @@ def compile_kernel(
                 launch_bounds=(threads, min_blocks))
     except Exception as error:  # typing, lowering and NVVM errors share no class
         raise _compile_error(error, kernel, target, lines or {}) from error
-    text = plain(text, kernel.__name__)
+    text = normalised_ptx(text, kernel.__name__)
     if lines:
         text = relocate(text, kernel.__code__.co_filename, lines)
     return Ptx(text, entry_name(text), target, time.perf_counter() - start)

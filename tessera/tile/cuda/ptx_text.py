@@ -17,7 +17,7 @@ def entry_name(ptx: str) -> str:
     return name
 
 
-def plain(ptx: str, name: str) -> str:
+def normalised_ptx(ptx: str, name: str) -> str:
     """PTX whose kernel is called `name`, without the front end's stamps.
 
     Mangled names count the functions compiled before them, so they differ from process to process:

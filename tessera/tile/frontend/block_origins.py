@@ -67,7 +67,7 @@ def _used(t: KernelTracer, body: list[ast.stmt]) -> dict[str, str]:
 
 
 def _order_of_written(t: KernelTracer, body: list[ast.stmt]) -> list[str]:
-    return [d for name in _written(t, body) for d in _dims_of(t, name)]
+    return [d for name in _written_parameters(t, body) for d in _dims_of(t, name)]
 
 
 def _written_dims(t: KernelTracer, body: list[ast.stmt]) -> set[str]:
@@ -81,7 +81,7 @@ def _goes_along_a_part(t: KernelTracer, body: list[ast.stmt], name: str, dim: st
     nothing is carried from block to block, or read of what is written but at the same places."""
     stores = _stores(t, body)
     tensors = {n.value.id for n in stores if isinstance(n.value, ast.Name)}
-    if not stores or tensors != {*_written(t, body)} or not all(
+    if not stores or tensors != {*_written_parameters(t, body)} or not all(
             _names(n.slice, name) for n in stores) or not all(
             any(isinstance(d, Dim) and (dim,) in dict(d.terms) for d in kind.dims)
             for n, kind in t.spec.params if n in tensors and isinstance(kind, GlobalTensor)):
@@ -89,13 +89,13 @@ def _goes_along_a_part(t: KernelTracer, body: list[ast.stmt], name: str, dim: st
     places = {ast.dump(n.slice) for n in stores}
     read = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Subscript)
             and isinstance(n.value, ast.Name) and n.value.id in tensors]
-    kept = _kept(body, name)
+    kept = _carried_names(body, name)
     calls = {n.args[0].id for s in body for n in ast.walk(s) if isinstance(n, ast.Call)
              and n.args and isinstance(n.args[0], ast.Name)}
     return not kept and not calls & tensors and all(ast.dump(n.slice) in places for n in read)
 
 
-def _kept(body: list[ast.stmt], name: str) -> set[str]:
+def _carried_names(body: list[ast.stmt], name: str) -> set[str]:
     """Names that blocks of an extent hand on to each other."""
     first = next(i for i, s in enumerate(body) if _reads(s, {name}))
     assigned = [*map(_assigned, body)]
@@ -105,7 +105,7 @@ def _kept(body: list[ast.stmt], name: str) -> set[str]:
 def _only_adds(t: KernelTracer, body: list[ast.stmt], name: str) -> bool:
     """Whether all that a kernel does is to add to tensors by position, in any order, what it does
     not read, and each time what comes of the block: anything else is added once."""
-    tensors, of_block = set(_written(t, body)), {name}
+    tensors, of_block = set(_written_parameters(t, body)), {name}
     for s in body:
         if _reads(s, of_block):
             of_block |= _assigned(s)
@@ -115,13 +115,13 @@ def _only_adds(t: KernelTracer, body: list[ast.stmt], name: str) -> bool:
                 for k in s.value.keywords)]
     into = [n for call in adds for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)]
     named = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id in tensors]
-    return bool(adds) and all(n in into for n in named) and not _kept(body, name) and all(
+    return bool(adds) and all(n in into for n in named) and not _carried_names(body, name) and all(
         _reads(call, of_block) for call in adds)
 
 
 def _stores(t: KernelTracer, body: list[ast.stmt]) -> list[ast.Subscript]:
     """The places of tensor parameters that the body writes."""
-    tensors = set(_written(t, body))
+    tensors = set(_written_parameters(t, body))
     return [n for s in body for n in ast.walk(s) if isinstance(n, ast.Subscript) and isinstance(
         n.value, ast.Name) and n.value.id in tensors and isinstance(n.ctx, ast.Store)]
 
@@ -132,7 +132,7 @@ def _dims_of(t: KernelTracer, name: str) -> list[str]:
         if isinstance(kind, GlobalTensor) else []
 
 
-def _written(t: KernelTracer, body: list[ast.stmt]) -> list[str]:
+def _written_parameters(t: KernelTracer, body: list[ast.stmt]) -> list[str]:
     """Names of tensor parameters that the body writes."""
     tensors = {n for n, k in t.spec.params if isinstance(k, GlobalTensor)}
     found: dict[str, None] = {}
@@ -261,7 +261,7 @@ def _sliced(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None
                 n.upper.op, ast.Add):
             continue
         if isinstance(n.lower, ast.Name) and n.lower.id == name:
-            sizes[_constant(t, _other(n.upper, name))] = n
+            sizes[_constant(t, _other_operand(n.upper, name))] = n
         elif ast.dump(n.upper.left) == ast.dump(n.lower) and _times(t, n.lower, name) in (1, -1):
             size = _constant(t, n.upper.right)
             swept = _swept(t, loops, n.lower, size)
@@ -319,7 +319,7 @@ def _added_ranges(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int 
         for n in ast.walk(s):
             if not isinstance(n, ast.BinOp) or not isinstance(n.op, ast.Add) or id(n) in sliced:
                 continue
-            other = _other(n, name)
+            other = _other_operand(n, name)
             loop = loops.get(other.id) if isinstance(other, ast.Name) else None
             call = None if loop is None else loop.iter
             if isinstance(call, ast.Call) and call.args:
@@ -343,7 +343,7 @@ def _names(e: ast.expr, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(e))
 
 
-def _other(n: ast.BinOp, name: str) -> ast.expr | None:
+def _other_operand(n: ast.BinOp, name: str) -> ast.expr | None:
     if isinstance(n.left, ast.Name) and n.left.id == name:
         return n.right
     return n.left if isinstance(n.right, ast.Name) and n.right.id == name else None

@@ -52,7 +52,7 @@ def function_of(t: KernelTracer) -> Function:
     rest = [p for p in t.params if p.role == "argument"
             or (p.role == "output" and p.value.name in t.result[1:])]
     return Function(t.fn.__name__, (*rest, *dims), tuple(t.grid.axes), launch_of(t),
-                    t.result, tuple((k, plain(v)) for k, v in constants.items()),
+                    t.result, tuple((k, record_constant(v)) for k, v in constants.items()),
                     tuple(t.ir.block), t.spec.lanes, modes=t.spec.modes)
 
 
@@ -84,11 +84,11 @@ def require_axes(t: KernelTracer) -> None:
                    "named block too: tile_n")
 
 
-def plain(v: Any) -> Any:
+def record_constant(v: Any) -> Any:
     """A constant for the record of a specialisation."""
     if isinstance(v, FunctionType):
         return f"{v.__module__}.{v.__qualname__}"
     return v if v is None or isinstance(v, int | float | str) else str(v)
 
 
-__all__ = ["plain", "trace", "trace_body"]
+__all__ = ["record_constant", "trace", "trace_body"]

@@ -19,7 +19,7 @@ from tessera.tile.builder.edge_masks import mask_edge
 from tessera.tile.builder.kernel_spec import KernelSpec
 from tessera.tile.frontend.parameters import declare, parameter
 from tessera.tile.frontend.source import KernelSource
-from tessera.tile.frontend.trace_kernel import plain
+from tessera.tile.frontend.trace_kernel import record_constant
 from tessera.tile.frontend.tracer import KernelTracer
 from tessera.tile.frontend.whole_array import WholeArrayTrace, matrix_axes
 from tessera.tile.ir.handles import AxisSlice, Handle
@@ -108,7 +108,8 @@ class BlockWriter:
         constants = {**dict(self.t.spec.constants), **self.t.grid.fixed}
         return Function(self.t.fn.__name__, tuple(p for p in self.t.params if p.role != "dim"),
                         tuple(self.t.grid.axes), "axes" if self.t.grid.axes else "one",
-                        ("tensor", "result"), tuple((k, plain(v)) for k, v in constants.items()),
+                        ("tensor", "result"), tuple((k, record_constant(v)) for k,
+                                                    v in constants.items()),
                         tuple(self.top.nodes), self.t.spec.lanes, modes=self.t.spec.modes)
 
     def cut(self, extent: int, size: int | None) -> AxisBlock | None:

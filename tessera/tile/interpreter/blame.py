@@ -60,7 +60,8 @@ class Blame:
                 self.by.pop(made.value, None)
             elif found is not None:
                 self.by[made.value] = found
-            elif computes and args and not any(k in ("nan", kind) for k in map(_held, args)):
+            elif computes and args and not any(k in ("nan", kind) for k in map(_worst_operand,
+                                                                               args)):
                 self.by[made.value] = BlamedOp(op, made.type.dtype, kind, value, tuple(args),
                                                machine.groups[:, 0], exists)
         if computes:
@@ -69,7 +70,8 @@ class Blame:
             if isinstance(a, MemoryBox) and a.memory.written and a.memory not in self.by:
                 source = found or _overflow(machine, op, args, a.memory)
                 if source is not None:
-                    inside = _both(source.exists, a.addresses(machine.groups)[1], source.value)
+                    inside = _union_mask(source.exists, a.addresses(machine.groups)[1],
+                                         source.value)
                     self.by[a.memory] = replace(source, exists=inside)
 
     def _inside(self, machine: Machine, op: Op, args: Sequence[Any], value: Any
@@ -79,7 +81,7 @@ class Blame:
         for operand, a in zip(op.args, args, strict=True):
             known = a.addresses(machine.groups)[1] if isinstance(a, MemoryBox) else \
                 self._exists.get(operand)
-            found = found if known is None else _both(found, known, value)
+            found = found if known is None else _union_mask(found, known, value)
         return found
 
     def _of(self, operand: Any, value: Any) -> BlamedOp | None:
@@ -94,7 +96,7 @@ class Blame:
             self.by[value] = found
 
 
-def _both(found: np.ndarray | None, known: np.ndarray, value: Any) -> np.ndarray | None:
+def _union_mask(found: np.ndarray | None, known: np.ndarray, value: Any) -> np.ndarray | None:
     """Of two masks; one of another shape than the value's says nothing of its elements."""
     if known.shape != np.shape(value):
         return found
@@ -131,7 +133,7 @@ def kind_of(machine: Machine, value: Any) -> str | None:
     return _worst(np.where(machine.wide_mask(value), value, value.dtype.type(0)))
 
 
-def _held(operand: Any) -> str | None:
+def _worst_operand(operand: Any) -> str | None:
     """The worse of what an operand holds, or the memory that it is a place in."""
     if not isinstance(operand, MemoryBox):
         return _worst(operand)

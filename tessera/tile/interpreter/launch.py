@@ -24,7 +24,7 @@ from tessera.tile.interpreter import aliasing
 from tessera.tile.interpreter.arguments import Bound, allocate
 from tessera.tile.interpreter.machine import Machine, SanitizerReport
 from tessera.tile.interpreter.memory import Changes, Memory, MemoryBox
-from tessera.tile.interpreter.progress import Standstill, Turn, endless, take_turns, waits
+from tessera.tile.interpreter.progress import GroupThread, Standstill, endless, take_turns, waits
 from tessera.tile.interpreter.sanitizer import Sanitizer
 from tessera.tile.ir.ir import Function, Op, While, definitions, walk
 from tessera.tile.ir.numpy_values import constant
@@ -40,7 +40,7 @@ from tessera.tile.passes.store_extents import (
     stores_by_other_extents,
     stores_with_gaps,
 )
-from tessera.tile.passes.thread_guards import Asked, Guards, strides
+from tessera.tile.passes.thread_guards import Guards, LaneGuard, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
@@ -213,7 +213,7 @@ def _require_once(function: Function, bound: Bound, lanes: int, groups: int) -> 
             f"{again.lanes}](...), or number them by ts.tile.linear_id()")
 
 
-def _too_few_lanes(function: Function, lanes: int, groups: int | None, base: str, asked: Asked
+def _too_few_lanes(function: Function, lanes: int, groups: int | None, base: str, asked: LaneGuard
                    ) -> ArgumentError:
     name, hints = function.name, []
     how = f"in groups of {lanes} lanes"
@@ -427,7 +427,7 @@ def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
     if sanitizer is not None:
         sanitizer.begin(function, int(order.max(initial=-1)) + 1)
 
-    def batch(part: np.ndarray, turns: Turn | None = None) -> None:
+    def batch(part: np.ndarray, turns: GroupThread | None = None) -> None:
         running[:] = [machine(part, env=env, changes=changes, turns=turns, may_wait=may_wait)]
         running[0].run(function.body)
 

@@ -19,7 +19,7 @@ from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.interpreter.async_copies import Copies
 from tessera.tile.interpreter.blame import Blame
 from tessera.tile.interpreter.memory import Changes, Memory, MemoryBox
-from tessera.tile.interpreter.progress import Turn, Watch
+from tessera.tile.interpreter.progress import GroupThread, Watch
 from tessera.tile.interpreter.sanitizer import GROUP, AccessBatch, Sanitizer
 from tessera.tile.interpreter.wrapping import tell_wrapped, wraps
 from tessera.tile.ir.errors import DivergenceError, KernelError
@@ -50,7 +50,7 @@ class Machine:
                  env: dict[SSAValue, Any], *, sanitizer: Sanitizer | None = None,
                  report: SanitizerReport | None = None, key: Any = 0, raise_nan: bool = False,
                  blame: Blame | None = None, changes: Changes | None = None,
-                 turns: Turn | None = None, may_wait: bool = False):
+                 turns: GroupThread | None = None, may_wait: bool = False):
         """changes: where writes that change something are counted, None: nobody asks. turns: where
         groups take turns. may_wait: a loop reads what other groups may write."""
         self.groups, self.lanes, self.axes = groups[:, None], lanes, axes  # [G, 1]
@@ -147,7 +147,7 @@ class Machine:
         self.apart += cond.shape[1] > 1
         results: list[list[Any] | None] = []
         for on, body, values in ((cond, node.then, node.thens), (~cond, node.orelse, node.elses)):
-            self.mask = both(outer, on)
+            self.mask = masked(outer, on)
             taken: list[Any] | None = None
             if self.anyone():
                 self.run(body)
@@ -186,7 +186,7 @@ class Machine:
         self.bind(node.carried, [self.get(i) for i in node.inits], node.inits)
         while True:
             on = at < hi if step.flat[0] > 0 else at > hi
-            self.mask = both(outer, on)
+            self.mask = masked(outer, on)
             if not self.anyone():
                 break
             self.env[node.var.value] = at
@@ -209,7 +209,7 @@ class Machine:
             self.loops -= 1
             on = on & self.get(node.cond)
             self.apart = apart + (on.shape[1] > 1)
-            self.mask = both(outer, on)
+            self.mask = masked(outer, on)
             if not self.anyone():
                 break
             self.loops += 1
@@ -319,7 +319,7 @@ class Machine:
         return self.mask.any(axis=1).reshape((-1,) + (1,) * (value.ndim - 1))
 
 
-def both(mask: Mask, on: np.ndarray) -> Mask:
+def masked(mask: Mask, on: np.ndarray) -> Mask:
     """The mask of those of `mask` for whom `on` holds."""
     out = on if mask is None else mask & on
     return None if out.all() else out
@@ -338,4 +338,4 @@ def choose(cond: np.ndarray, x: Any, y: Any) -> Any:
     return np.where(cond, x, y)
 
 
-__all__ = ["GROUP", "Machine", "SanitizerReport", "both", "choose"]
+__all__ = ["GROUP", "Machine", "SanitizerReport", "masked", "choose"]

@@ -111,10 +111,10 @@ def endless(where: SourceLine | None) -> KernelError:
 
 
 # --- one group at a time ------------------------------------------------------------------------
-class Turn:
+class GroupThread:
     """One group: a thread that runs while it has the turn."""
 
-    def __init__(self, number: int, work: Callable[[Turn], None]):
+    def __init__(self, number: int, work: Callable[[GroupThread], None]):
         self.number = number
         self.mine, self.given = threading.Event(), threading.Event()
         self.done = self.still = self.over = False
@@ -124,7 +124,7 @@ class Turn:
         context = contextvars.copy_context()
         self.thread = threading.Thread(target=context.run, args=(self._run, work), daemon=True)
 
-    def _run(self, work: Callable[[Turn], None]) -> None:
+    def _run(self, work: Callable[[GroupThread], None]) -> None:
         self.mine.wait()
         self.mine.clear()
         try:
@@ -166,16 +166,16 @@ class Turn:
             self.thread.join()
 
 
-def take_turns(order: Iterable[int], changes: Changes, work: Callable[[Turn], None]) -> None:
+def take_turns(order: Iterable[int], changes: Changes, work: Callable[[GroupThread], None]) -> None:
     """Runs each group as if alone, in their order; one that waits lets the others go on.
 
     Raises KernelError when all that are left wait and none writes.
     """
-    waiting: deque[Turn] = deque()
-    turn: Turn | None = None
+    waiting: deque[GroupThread] = deque()
+    turn: GroupThread | None = None
     try:
         for number in order:
-            turn = Turn(int(number), work)
+            turn = GroupThread(int(number), work)
             _go(turn, waiting, changes)
             _wake(waiting, changes)
             if len(waiting) > MOST_WAITING:
@@ -192,21 +192,21 @@ def take_turns(order: Iterable[int], changes: Changes, work: Callable[[Turn], No
             one.stop()
 
 
-def _go(turn: Turn, waiting: deque[Turn], changes: Changes) -> None:
+def _go(turn: GroupThread, waiting: deque[GroupThread], changes: Changes) -> None:
     turn.go()
     turn.seen = changes.count
     if not turn.done:
         waiting.append(turn)
 
 
-def _wake(waiting: deque[Turn], changes: Changes) -> None:
+def _wake(waiting: deque[GroupThread], changes: Changes) -> None:
     """Those that wait look again, when something was written since."""
     for turn in [t for t in waiting if t.seen != changes.count]:
         waiting.remove(turn)
         _go(turn, waiting, changes)
 
 
-def _stuck(waiting: Sequence[Turn], why: str) -> KernelError:
+def _stuck(waiting: Sequence[GroupThread], why: str) -> KernelError:
     first = waiting[0]
     return KernelError(
         f"group {first.number} waits here for what no group does: {why}", where=first.where,
@@ -214,4 +214,4 @@ def _stuck(waiting: Sequence[Turn], why: str) -> KernelError:
         "written, by a group that does not wait itself, and read anew in each iteration?")
 
 
-__all__ = ["Standstill", "Stopped", "Turn", "Watch", "endless", "take_turns", "waits"]
+__all__ = ["Standstill", "Stopped", "GroupThread", "Watch", "endless", "take_turns", "waits"]

@@ -120,7 +120,7 @@ def open_(axis: Axis) -> bool:
 
 
 # --- meeting --------------------------------------------------------------------------------------
-def meet(axes: Sequence[Axis], zero: bool, kind: str, where: SourceLine | None) -> Axis:
+def intersection(axes: Sequence[Axis], zero: bool, kind: str, where: SourceLine | None) -> Axis:
     """Of an element computed from elements of all: it exists where all of them do.
 
     zero: whether the result is 0 where all that are beyond are 0; kind: the op's `zero`. Where the
@@ -201,4 +201,4 @@ def forget_zero(a: Axis) -> Axis:
 
 __all__ = ["NOTHING", "WHOLE", "Axis", "Edge", "TileEdges", "Listed", "Mixed", "forget_zero",
            "join",
-           "join_facts", "lines_of", "meet", "open_"]
+           "join_facts", "lines_of", "intersection", "open_"]

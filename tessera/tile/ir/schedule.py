@@ -89,7 +89,7 @@ class Schedule:
     def with_block(self, *sizes: Any, **named: Any) -> Schedule:
         """Rows, columns and depth of the tile: (m, n, k) in order, or by any of their names."""
         return self._with(_block(sizes) | {ALIASES[k]: _checked(k, ALIASES[k], v)
-                                           for k, v in _known(named).items()})
+                                           for k, v in _check_names(named).items()})
 
     def with_k(self, size: Any) -> Schedule:
         return self._with({"k_": _checked("k", "k_", size)})
@@ -287,7 +287,7 @@ def knob(value: Any, setter: Any) -> Any:
     return made
 
 
-def _known(named: dict[str, Any]) -> dict[str, Any]:
+def _check_names(named: dict[str, Any]) -> dict[str, Any]:
     for name in named:
         if name not in ALIASES:
             raise ArgumentError(f"block has no {name!r}", hint=did_you_mean(name, list(ALIASES)))

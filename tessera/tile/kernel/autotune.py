@@ -18,7 +18,7 @@ from typing import Any
 
 from tessera.errors import ArgumentError, did_you_mean, user_line
 from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs
-from tessera.tile.frontend.trace_kernel import plain
+from tessera.tile.frontend.trace_kernel import record_constant
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.ir.ir import Function
@@ -233,7 +233,7 @@ class TunedKernel(Kernel):
             "kernel": self.__name__, "hash": self._identity(bound, space).content_hash,
             "shapes": shapes if self.key is None else {}, "user": user,
             "types": {n: str(getattr(t, "numeric", t.dtype)) for n, t in bound.types.items()},
-            "constants": {n: str(plain(v)) for n, v in bound.constants.items()},
+            "constants": {n: str(record_constant(v)) for n, v in bound.constants.items()},
             "space": digest({"space": [s.to_dict() for s in space]}),
             "arch": target.target, "gpu": f"{target.name}, {target.multiprocessors} "
             "multiprocessors", "metric": self.metric, "bench": bench}

@@ -60,13 +60,13 @@ def groups_of(groups: Any) -> tuple[int, ...] | None:
     items = tuple(groups) if isinstance(groups, tuple | list) else (groups,)
     if not items or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0
                             for n in items):
-        raise ArgumentError(f"groups of a launch are numbers >= 0, got {_shown(groups)}",
+        raise ArgumentError(f"groups of a launch are numbers >= 0, got {_groups_text(groups)}",
                             hint="k[groups, lanes](...), k[(gx, gy), lanes](...)",
                             where=user_line())
     return tuple(int(n) for n in items)
 
 
-def _shown(groups: Any) -> str:
+def _groups_text(groups: Any) -> str:
     one = isinstance(groups, tuple) and len(groups) == 1
     return repr(groups[0] if one else groups)
 

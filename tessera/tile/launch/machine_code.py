@@ -57,11 +57,11 @@ class CompileRequest:
 
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
-        return content_name(*self._parts(function), _places(function), fingerprint())
+        return content_name(*self._parts(function), _op_sites(function), fingerprint())
 
     def portable_key(self, function: Function) -> str:
         """Its name in an exported file: the same on every machine with this version's sources."""
-        return content_name(*self._parts(function), _places(function, whole=False))
+        return content_name(*self._parts(function), _op_sites(function, whole=False))
 
     def _parts(self, function: Function) -> list[str]:
         return [
@@ -99,7 +99,7 @@ def divisible_extents(sizes: Mapping[str, int]) -> tuple[frozenset[str], frozens
             frozenset(n for n, size in sizes.items() if size % 16 == 8))
 
 
-def _places(function: Function, whole: bool = True) -> str:
+def _op_sites(function: Function, whole: bool = True) -> str:
     """Where each op stands, by whole paths: the text of the IR has them from the working directory
     on, and a program that is started in another one finds what it compiled. whole=False: by the
     names of files alone."""

@@ -86,9 +86,9 @@ class Resident(Tensor):
     def held_now(self) -> Any:
         """The memory, or the call that used it up. A view whose elements lie otherwise than those
         of its base is copied."""
-        held: Any
         while (held := self._storage).__class__ in IN_PLACE:
-            now = held.read() if isinstance(held, SharedView) else held.now()
+            source: Any = held
+            now = source.read() if isinstance(held, SharedView) else source.now()
             if now is not None:  # else the turns have ended, and the tensor has it
                 return now
         return held
@@ -334,7 +334,7 @@ def offload(x: Tensor) -> None:
             offload(x.scale)
 
 
-def bring(x: Tensor, wait: bool = False) -> None:
+def begin_upload(x: Tensor, wait: bool = False) -> None:
     """Begin to copy an offloaded tensor back. wait: what is launched from here on comes behind."""
     memory = x.storage
     if isinstance(memory, OffloadedBuffer):
@@ -343,7 +343,7 @@ def bring(x: Tensor, wait: bool = False) -> None:
             if wait:
                 assert memory.pointer
         if x.scale is not None:
-            bring(x.scale, wait)
+            begin_upload(x.scale, wait)
 
 
 @reader(Resident, place=lambda x: x.storage.device.index, pointer="{}.memory.pointer",
@@ -444,5 +444,5 @@ def from_dlpack(x: Any) -> Tensor:
     return Tensor(array, as_type(array.dtype))
 
 
-__all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "bring", "from_bytes", "from_dlpack",
-           "offload", "on_gpu", "on_host"]
+__all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "begin_upload", "from_bytes",
+           "from_dlpack", "offload", "on_gpu", "on_host"]

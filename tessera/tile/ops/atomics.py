@@ -27,10 +27,10 @@ def _rule(types: Any, attrs: Any) -> Any:
     if place.space == "register":
         raise RuleError(f"an atomic on {place}: registers belong to one lane", "write r[i] += x")
     _require_kind(place, attrs["kind"])
-    return Scalar(place.dtype, _once(types))
+    return Scalar(place.dtype, _is_group_uniform(types))
 
 
-def _once(types: Any) -> bool:
+def _is_group_uniform(types: Any) -> bool:
     """Whether place and values are the group's: then it updates once, outside of conditions of
     lanes, and all learn what was there."""
     return not any(map(is_lane, types[1:]))
@@ -132,7 +132,7 @@ def _cas_rule(types: Any, attrs: Any) -> Any:
     place = types[0]
     if place.dtype.bits not in (16, 32, 64) or place.space == "register":
         raise RuleError(f"atomic_cas works on 16, 32 or 64 bits in memory, got {place}")
-    return Scalar(place.dtype, _once(types))
+    return Scalar(place.dtype, _is_group_uniform(types))
 
 
 NEUTRAL = {"add": 0.0, "min": np.inf, "max": -np.inf, "and": -1, "or": 0, "xor": 0}

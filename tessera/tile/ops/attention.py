@@ -37,8 +37,8 @@ def _causal_lower(t: OpTracer, scores: Any, q0: Any, k0: Any, *, keys: Any = 1) 
     return t.ir.emit("causal_mask", args) if axis else t.ir.emit("causal_mask", args, keys=0)
 
 
-@declare(rule=_causal_rule, attrs=("keys",), lower=_causal_lower, edges=edge_rules.same,
-         layouts="same", pointwise=True)
+@declare(rule=_causal_rule, attrs=("keys",), lower=_causal_lower,
+         edges=edge_rules.first_operand_edges, layouts="same", pointwise=True)
 def causal_mask(scores: Any, q0: Any, k0: Any, keys: Any = 1) -> Any:
     """scores with -inf where k0 + column > q0 + row; keys=0: where k0 + row > q0 + column, of
     scores that have their keys down the rows."""
@@ -70,8 +70,8 @@ def _span_lower(t: OpTracer, scores: Any, bounds: Any, c0: Any, *, behind: Any =
     return t.ir.emit("span_mask", args, behind=bool(behind))
 
 
-@declare(rule=_span_rule, attrs=("behind",), lower=_span_lower, edges=edge_rules.same,
-         layouts="same", pointwise=True)
+@declare(rule=_span_rule, attrs=("behind",), lower=_span_lower,
+         edges=edge_rules.first_operand_edges, layouts="same", pointwise=True)
 def span_mask(scores: Any, bounds: Any, c0: Any, behind: Any = True) -> Any:
     """scores with -inf where c0 + column >= bounds[row]; behind=False: where it is less."""
     columns = np.arange(scores.shape[2]) + np.reshape(c0, (-1, 1, 1))

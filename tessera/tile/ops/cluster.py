@@ -61,7 +61,7 @@ def _reduction(kind: str, word: str) -> None:
 
     meaning.__doc__ = f"The {word} of a tile over the `groups` groups of a cluster, in all of them."
     declare(rule=_rule, attrs=("groups",), run=True, group=True, name=f"cluster_{kind}",
-            lower=lower, layouts="same", edges=edge_rules.same)(meaning)
+            lower=lower, layouts="same", edges=edge_rules.first_operand_edges)(meaning)
 
 
 for _kind, _word in (("sum", "sum"), ("max", "largest"), ("min", "smallest"),

@@ -51,24 +51,25 @@ def _samples(kinds: Sequence[DType]) -> list[Numbers]:
 def _broken(f: Callable, samples: list[Numbers], identity: Numbers | None) -> str | None:
     for x in samples if identity is not None else ():
         for left, right in ((identity, x), (x, identity)):
-            if not _alike(f(left, right), x):
-                return (f"identity={_shown(identity)} changes something: of {_shown(left)} and "
-                        f"{_shown(right)} it makes {_shown(f(left, right))}")
+            if not _nearly_equal(f(left, right), x):
+                return (f"identity={_value_text(identity)} changes something: of "
+                        f"{_value_text(left)} and {_value_text(right)} it makes "
+                        f"{_value_text(f(left, right))}")
     for a, b, c in itertools.product(samples, repeat=3):
         first, last = f(f(a, b), c), f(a, f(b, c))
-        if not _alike(first, last):
-            return (f"it is not associative: of {_shown(a)}, {_shown(b)} and {_shown(c)} it makes "
-                    f"{_shown(first)} from the left and {_shown(last)} from the right, and "
-                    "elements meet in any grouping")
+        if not _nearly_equal(first, last):
+            return (f"it is not associative: of {_value_text(a)}, {_value_text(b)} and "
+                    f"{_value_text(c)} it makes {_value_text(first)} from the left and "
+                    f"{_value_text(last)} from the right, and elements meet in any grouping")
     return None
 
 
-def _alike(x: Numbers, y: Numbers) -> bool:
+def _nearly_equal(x: Numbers, y: Numbers) -> bool:
     return bool(np.allclose(np.asarray(x, float), np.asarray(y, float), 1e-3, 1e-6, equal_nan=True)
                 or np.isnan(np.asarray((*x, *y), float)).any())
 
 
-def _shown(x: Numbers | None) -> str:
+def _value_text(x: Numbers | None) -> str:
     return str(x[0] if x is not None and len(x) == 1 else x)
 
 

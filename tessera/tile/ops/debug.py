@@ -79,12 +79,12 @@ def print_(m: Any, op: Any, *values: Any) -> Any:
                 sys.stdout.write("...\n")
                 return
             shown += 1
-            text = op.attr["text"].format(*_shown(values, ranks, g, lane_no))
+            text = op.attr["text"].format(*_lane_values(values, ranks, g, lane_no))
             m.report.printed.append(text)
             sys.stdout.write(text + "\n")
 
 
-def _shown(values: tuple, ranks: tuple[int, ...], g: Any, lane: Any) -> list[str]:
+def _lane_values(values: tuple, ranks: tuple[int, ...], g: Any, lane: Any) -> list[str]:
     """What a lane of a group sees of values: its own number of a scalar, all of a tile."""
     out = []
     for value, rank in zip(values, ranks, strict=True):
@@ -130,7 +130,7 @@ def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
     if not bad.any():
         return
     g, lane = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    text = op.attr["message"].format(*_shown(values, tuple(ranks), g, lane))
+    text = op.attr["message"].format(*_lane_values(values, tuple(ranks), g, lane))
     who = f"group {int(m.groups[g if len(m.groups) > 1 else 0, 0])}"
     if bad.shape[1] > 1 and not of_tile:
         who = f"lane {lane} of {who}"

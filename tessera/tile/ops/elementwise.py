@@ -25,7 +25,7 @@ def _ints(rng: Any) -> tuple:
     return rng.integers(-9, 9, (13, 7)), rng.integers(1, 9, (13, 7))
 
 
-def _one(rng: Any) -> tuple:
+def _positive_sample(rng: Any) -> tuple:
     return (rng.uniform(0.1, 3.0, (13, 7)),)
 
 
@@ -45,7 +45,7 @@ def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool =
         return f(x)
 
     meaning.__doc__ = doc
-    return declare(rule=rule, name=name, public=public, samples=(_one,),
+    return declare(rule=rule, name=name, public=public, samples=(_positive_sample,),
                    edges=edge_rules.elementwise, **facts)(meaning)
 
 
@@ -113,7 +113,7 @@ _binary("ge", "x >= y", np.greater_equal, rules.comparison, total=True, exact=Tr
 _binary("eq", "x == y", np.equal, rules.comparison, total=True, exact=True)
 _binary("ne", "x != y", np.not_equal, rules.comparison, total=True, exact=True)
 _binary("and", "x and y of bools", np.logical_and, rules.logical, total=True,
-        carry=edge_rules.both)
+        carry=edge_rules.intersect_edges)
 _binary("or", "x or y of bools", np.logical_or, rules.logical, total=True)
 
 _unary("neg", "-x", np.negative, rules.elementwise, public=False, total=True,

@@ -86,7 +86,7 @@ def _add_rule(types: Any, attrs: Any) -> Any:
 
 # --- meaning --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Found:
+class _Addresses:
     """[G, *shape] addresses, clipped into the memory, and which elements are there."""
 
     place: MemoryBox
@@ -94,7 +94,7 @@ class _Found:
     on: np.ndarray
 
 
-def find_places(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found:
+def find_places(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Addresses:
     """Where the elements of a tile lie that an index chooses, and which of them are there."""
     attr, axis = op.attr, op.attr["axis"]
     for a in single_indices(len(offsets), attr):
@@ -118,7 +118,7 @@ def find_places(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> 
     full = (m.count, *shape)
     address = np.broadcast_to(address.reshape(rest) + step.reshape(spread), full)
     inside = np.broadcast_to(inside.reshape(rest) & here.reshape(spread), full)
-    return _Found(place, address, inside & wide(m.active_groups(), inside))
+    return _Addresses(place, address, inside & wide(m.active_groups(), inside))
 
 
 def _lane(place: MemoryBox) -> int:
@@ -161,13 +161,13 @@ def store_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any
     values = np.broadcast_to(value, found.address.shape)[found.on]
     access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
     if access is not None:
-        _meet(m, op, found, access, values)
+        _check_races(m, op, found, access, values)
         m.sanitizer.wrote(access, values=values)
     if values.size:
         memory.write(found.address[found.on], np.ascontiguousarray(values), m.key)
 
 
-def _meet(m: Any, op: Any, found: _Found, access: Any, values: np.ndarray) -> None:
+def _check_races(m: Any, op: Any, found: _Addresses, access: Any, values: np.ndarray) -> None:
     """Raises RaceError for two elements of one group's tile that go to one place and differ."""
     order = np.lexsort((access.group, access.address))
     address, group, v = (x[order] for x in (access.address, access.group, values))

@@ -197,7 +197,7 @@ def _load_rule(types: Any, attrs: Any) -> TileType:
 
 
 @declare(rule=_load_rule, attrs=("vector", "prefetch", "fill"), run=True, effect="read", group=True,
-         public=False, edges=edge_rules.kept, moves=True, access="tile")
+         public=False, edges=edge_rules.edges_unchanged, moves=True, access="tile")
 def load_tile(m: Any, op: Any, source: Any, vector: Any = None, prefetch: Any = None,
               fill: Any = 0) -> Any:
     """The box as a tile; elements outside of the tensor are `fill`."""

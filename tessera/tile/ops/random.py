@@ -134,8 +134,8 @@ def _dropout_rule(types: Any, attrs: Any) -> Any:
     return t
 
 
-@declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False, edges=edge_rules.kept,
-         draws=_unseeded(6), layouts="same")
+@declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False,
+         edges=edge_rules.edges_unchanged, draws=_unseeded(6), layouts="same")
 def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, cols: Any,
          *words: Any) -> Any:
     """x / (1 - p), or 0 with probability p, by word (batch * rows + row) * cols + col of the stream

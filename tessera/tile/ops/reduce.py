@@ -233,8 +233,8 @@ def _scan(name: str, neutral: float, doc: str, f: Any) -> None:
         return [Along(0, attrs["axis"], neutral, sums=name == "cumsum", before=True)]
 
     meaning.__doc__ = doc
-    declare(rule=_scan_rule, name=name, attrs=("axis",), lower=lower, edges=edge_rules.same,
-            combines=combines, layouts="same")(meaning)
+    declare(rule=_scan_rule, name=name, attrs=("axis",), lower=lower,
+            edges=edge_rules.first_operand_edges, combines=combines, layouts="same")(meaning)
 
 
 _scan("cumsum", 0.0,
@@ -260,7 +260,7 @@ def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
     return [Along(0, len(types[0].shape) - 1, fill, ordered=True)]
 
 
-@declare(rule=_sort_rule, attrs=("descending", "bitonic"), edges=edge_rules.same,
+@declare(rule=_sort_rule, attrs=("descending", "bitonic"), edges=edge_rules.first_operand_edges,
          combines=_ordered, layouts="rows",
          lower=lambda t, x, descending=False, bitonic=False: t.ir.emit(
              "sort", [t.ir.value_of(x)], descending=descending, bitonic=bitonic))
@@ -275,7 +275,7 @@ def sort(x: Any, descending: Any = False, bitonic: Any = False) -> Any:
 
 
 @declare(rule=lambda types, attrs: replace(_sort_rule(types, attrs), dtype=i32),
-         attrs=("descending",), edges=edge_rules.same, combines=_ordered,
+         attrs=("descending",), edges=edge_rules.first_operand_edges, combines=_ordered,
          lower=lambda t, x, descending=False: t.ir.emit(
              "argsort", [t.ir.value_of(x)], descending=descending), layouts="rows")
 def argsort(x: Any, descending: Any = False) -> Any:

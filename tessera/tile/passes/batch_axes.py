@@ -68,7 +68,7 @@ def with_key(function: Function) -> Function:
     words = as_type("uint32")
 
     def visit(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(replace(n, args=(*n.args, low, high)) if isinstance(n, Op) and _drawn(n)
+        return tuple(replace(n, args=(*n.args, low, high)) if isinstance(n, Op) and _is_draw(n)
                      else with_regions(n, visit) for n in nodes)
 
     loads = tuple(Op("load_element", (key, Const(i, i32)), (Def(word, Scalar(words.dtype)),))
@@ -78,7 +78,7 @@ def with_key(function: Function) -> Function:
                    body=(*loads, *visit(function.body)))
 
 
-def _drawn(op: Op) -> bool:
+def _is_draw(op: Op) -> bool:
     draws = OPS[op.name].draws
     return draws is not None and draws(op)
 

@@ -34,15 +34,15 @@ def matmuls_of_other_extents(function: Function) -> Iterator[Doubted]:
     tensors = {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)}
     for op in walk(function.body):
         if isinstance(op, Op) and op.name == "matmul":
-            x, y = (_part(made, tensors, op.args[i], 1 - i) for i in (0, 1))
+            x, y = (_contracted_part(made, tensors, op.args[i], 1 - i) for i in (0, 1))
             if x is None or y is None or x.dim.isdigit() and y.dim.isdigit():
                 continue  # who has written both extents as numbers has written a part
             if x.dim != y.dim and x.offset == y.offset:
                 yield x, y, op.where
 
 
-def _part(made: dict[Operand, Op], tensors: dict[SSAValue, GlobalTensor], x: Operand, axis: int
-          ) -> ContractedPart | None:
+def _contracted_part(made: dict[Operand, Op], tensors: dict[SSAValue, GlobalTensor], x: Operand,
+                     axis: int) -> ContractedPart | None:
     op = made.get(x)
     while op is not None and (op.name in SAME or op.name == "transpose"):
         axis = 1 - axis if op.name == "transpose" else axis

@@ -95,7 +95,7 @@ def _sweep(nodes: tuple[Node, ...], live: set[SSAValue]) -> tuple[Node, ...]:
                 continue
         else:
             node = _trim(node, live)
-            if not _acts(node) and not any(d.value in live for d in _made(node)):
+            if not _acts(node) and not any(d.value in live for d in _results_of(node)):
                 continue
         live |= _values(operands(node))
         for region in regions(node):
@@ -112,7 +112,7 @@ def _values(xs: Iterable[Operand]) -> set[SSAValue]:
     return {x for x in xs if isinstance(x, SSAValue)}
 
 
-def _made(node: For | While | If) -> tuple:
+def _results_of(node: For | While | If) -> tuple:
     return node.outs if isinstance(node, If) else node.carried
 
 

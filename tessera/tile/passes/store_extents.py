@@ -100,7 +100,7 @@ def _only_stores(function: Function, made: dict[Operand, Op]
     stores: dict[Operand, list[Op]] = {}
     for op in walk(function.body):
         if isinstance(op, Op) and OPS[op.name].writes:
-            stores.setdefault(_place(made, op.args[OPS[op.name].place]), []).append(op)
+            stores.setdefault(_base_of(made, op.args[OPS[op.name].place]), []).append(op)
     for place, kind in tensors.items():
         if len(stores.get(place, ())) != 1 or place.name in read:
             continue
@@ -111,7 +111,7 @@ def _only_stores(function: Function, made: dict[Operand, Op]
             yield op, view, place, kind
 
 
-def _place(made: dict[Operand, Op], x: Operand) -> Operand:
+def _base_of(made: dict[Operand, Op], x: Operand) -> Operand:
     """The tensor or buffer of which x is a part."""
     while x in made and OPS[made[x].name].alias:
         x = made[x].args[0]

@@ -51,7 +51,7 @@ COMPARISONS = (*MIRRORED, "eq", "ne")
 
 
 @dataclass(frozen=True)
-class Asked:
+class LaneGuard:
     """Lanes that one guard asks for."""
 
     lanes: int
@@ -77,7 +77,7 @@ class Guards:
         self.made = defining_ops(function.body)
         self.numbers: dict[SSAValue, int | None] = {}
 
-    def __iter__(self) -> Iterator[Asked]:
+    def __iter__(self) -> Iterator[LaneGuard]:
         if not any(op.name in (self.base, "group_id") for op in self.made.values()):
             return
         for op in walk(self.function.body):
@@ -100,19 +100,19 @@ class Guards:
             elif op.name == "view" and self.base == "group_id":
                 yield from self.reached(op.args[0], op.args[1:], op.where)
 
-    def stored(self, op: Op) -> Iterator[Asked]:
+    def stored(self, op: Op) -> Iterator[LaneGuard]:
         """A store asks for the lanes that reach the end of each axis."""
         return self.reached(op.args[0], op.args[2:], op.where)
 
     def reached(self, tensor: Operand, index: tuple[Operand, ...], where: SourceLine | None
-                ) -> Iterator[Asked]:
+                ) -> Iterator[LaneGuard]:
         kind = self.kinds.get(tensor) if isinstance(tensor, SSAValue) else None
         dims = kind.dims if isinstance(kind, GlobalTensor) else ()
         if len(dims) == len(index):
             for at, dim in zip(index, dims, strict=True):
                 yield from self.asked(at, self.extent(str(dim)), where)
 
-    def begun(self, node: Node) -> Iterator[Asked]:
+    def begun(self, node: Node) -> Iterator[LaneGuard]:
         """Loops that begin at the id and end at a number, and positions computed with it."""
         if isinstance(node, For) and (self.number(node.step) or 0) > 0:
             op = self.made.get(node.hi)
@@ -170,7 +170,7 @@ class Guards:
         return {n.var.value: n.lo for n in walk(self.function.body) if isinstance(n, For)
                 and (self.number(n.step) or 0) > 0}
 
-    def asked(self, x: Operand, bound: int, where: SourceLine | None) -> Iterator[Asked]:
+    def asked(self, x: Operand, bound: int, where: SourceLine | None) -> Iterator[LaneGuard]:
         """x < bound for every lane below which number?"""
         while not self.is_base(x):
             op = self.made.get(x)
@@ -200,9 +200,9 @@ class Guards:
             else:
                 return
             bound = INVERSE[op.name](bound, c)
-        yield Asked(max(0, bound), where)
+        yield LaneGuard(max(0, bound), where)
 
-    def strip(self) -> Asked | None:
+    def strip(self) -> LaneGuard | None:
         """How many elements each group numbers, where a guard on group_id() * c + local_id() says
         it and no other one is on what follows from that."""
         compared = {x: op.where for op in self.made.values() if op.name in MIRRORED
@@ -217,7 +217,7 @@ class Guards:
         for x, op in self.made.items():  # in the order of the program
             if follow.intersection(op.args):
                 follow.add(x)
-        return None if len(follow.intersection(compared)) > 1 else Asked(n, compared[number])
+        return None if len(follow.intersection(compared)) > 1 else LaneGuard(n, compared[number])
 
     def _elements_of_a_group(self, x: Operand) -> int | None:
         """c of group_id() * c + local_id()."""
@@ -232,7 +232,7 @@ class Guards:
         numbers = [n for a in products[0].args if (n := self.number(a)) is not None]
         return numbers[0] if numbers and [m.name for m in made if m] == ["group_id"] else None
 
-    def added_again(self, lanes: int) -> Asked | None:
+    def added_again(self, lanes: int) -> LaneGuard | None:
         """How many elements each group numbers, where lanes beyond them add to memory below the
         only guard on threads, group_id() * c + local_id() < B, and nothing else depends on who
         adds: the next group adds the same. What overlaps on purpose uses an id for itself."""
@@ -255,7 +255,7 @@ class Guards:
                 for op in walk(node.then if below in ("lt", "le") else node.orelse):
                     if isinstance(op, Op) and op.name == "atomic" and op.attr["kind"] in (
                             "add", "xor"):
-                        return Asked(n, op.where)
+                        return LaneGuard(n, op.where)
         return None
 
     def _ids_are_for(self, number: Operand) -> bool:
@@ -356,4 +356,4 @@ def strides(function: Function, base: str) -> bool:
     return any(goes_on(n) for n in walk(function.body) if isinstance(n, For | While))
 
 
-__all__ = ["Asked", "Guards", "strides"]
+__all__ = ["LaneGuard", "Guards", "strides"]

@@ -13,13 +13,13 @@ from tessera.tile.ir.types import GlobalTensor, View
 def written_parameters(function: Function) -> frozenset[str]:
     """Names of the tensors that a store or an atomic reaches, through views and loops too."""
     if "written" not in function.kept:
-        function.kept["written"] = _written(function)
+        function.kept["written"] = _written_tensors(function)
     return function.kept["written"]
 
 
-def _written(function: Function) -> frozenset[str]:
+def _written_tensors(function: Function) -> frozenset[str]:
     found: frozenset[str] = frozenset()
-    places = _places(function)
+    places = _tensors_of_views(function)
     for node in walk(function.body):
         if isinstance(node, Op) and OPS[node.name].effect in ("write", "atomic"):
             found |= _of(places, node.args[:1])
@@ -29,7 +29,7 @@ def _written(function: Function) -> frozenset[str]:
 def read_parameters(function: Function) -> frozenset[str]:
     """Names of the tensors whose elements an op may use: all but those that are only stored to."""
     found: frozenset[str] = frozenset()
-    places = _places(function)
+    places = _tensors_of_views(function)
     for node in walk(function.body):
         if isinstance(node, Op) and not any(isinstance(d.type, View) for d in node.outs):
             first = 1 if OPS[node.name].effect == "write" else 0
@@ -37,7 +37,7 @@ def read_parameters(function: Function) -> frozenset[str]:
     return found
 
 
-def _places(function: Function) -> dict[SSAValue, frozenset[str]]:
+def _tensors_of_views(function: Function) -> dict[SSAValue, frozenset[str]]:
     """The tensors to which each tensor and view leads."""
     places: dict[SSAValue, frozenset[str]] = {
         p.value: frozenset({p.value.name}) for p in function.params

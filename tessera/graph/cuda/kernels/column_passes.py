@@ -23,14 +23,14 @@ from ...schedule.loop_axes import Frame, extents_of
 from ..choose_schedule import blocks, chosen, power
 from .column_frames import ColumnFrame, column_frame, reductions
 from .group_statements import (
-    Fold,
+    ColumnReduction,
     FrameBlock,
     KernelValue,
     combined,
+    depends_on_index,
     emit_step,
     finished,
-    folded,
-    placed,
+    reduction_source,
     start,
     store,
     value,
@@ -74,7 +74,7 @@ def join_columns(groups: Sequence[FusionGroup], results: Sequence[Value]) -> lis
                 taken |= dict.fromkeys(members)
                 kept = {v for v in results} | {v for v, at in readers.items()
                                                if not members.issuperset(at)}
-                taken[i] = _joined([groups[j] for j in sorted(members)], kept)
+                taken[i] = _merge_groups([groups[j] for j in sorted(members)], kept)
     found = (taken.get(i, group) for i, group in enumerate(groups))
     return [group for group in found if group is not None]
 
@@ -122,7 +122,7 @@ def _may_join(other: FusionGroup, group: FusionGroup, whole: ColumnFrame) -> boo
         for n in other.nodes)
 
 
-def _joined(groups: Sequence[FusionGroup], kept: set[Value]) -> FusionGroup:
+def _merge_groups(groups: Sequence[FusionGroup], kept: set[Value]) -> FusionGroup:
     """One group of the nodes of several; what they compute twice is computed once."""
     known: dict[object, Value] = {}
     same: dict[Value, Value] = {}
@@ -279,7 +279,7 @@ class _Passes:
         for s in steps:
             names = [a for a in s.args if isinstance(a, str)]
             self.levels[s.name] = _level(s, self.levels)
-            if not s.reduction and (placed(s) or self.tall.intersection(names)):
+            if not s.reduction and (depends_on_index(s) or self.tall.intersection(names)):
                 self.tall.add(s.name)
 
     def blocks(self, suffix: str) -> Iterator[FrameBlock]:
@@ -302,12 +302,12 @@ class _Passes:
                 if self.levels[s.name] == level and not s.reduction and (
                         s.name not in self.tall | known):
                     emit_step(self.w, self.b, s, self.texts[s.name])
-            folds = [Fold.of(s, blocks(self.R, self.b.BM)) for s in self.steps.values()
+            folds = [ColumnReduction.of(s, blocks(self.R, self.b.BM)) for s in self.steps.values()
                      if s.reduction and self.levels[s.name] == level + 1 and s.name not in known]
             if folds:
                 self.fold(folds, level)
 
-    def fold(self, folds: list[Fold], level: int) -> None:
+    def fold(self, folds: list[ColumnReduction], level: int) -> None:
         """Each place of the blocks has totals of its own, which are put together at the end."""
         w, b = self.w, self.b
         whole, shape = b.BM >= self.R, f"({b.BM}, {b.BN})"
@@ -316,7 +316,7 @@ class _Passes:
         for inner in self.blocks(f"_p{level}"):
             for f in folds:
                 needed(w, inner, f.step.args, self.steps, self.texts)
-                name, part = f.step.name, folded(w, inner, f)
+                name, part = f.step.name, reduction_source(w, inner, f)
                 if self.R % b.BM:
                     w.line(f"{name}_p = {part}", f.step)
                     there = f"tile.arange(0, {b.BM})[:, None] < {self.R} - m"

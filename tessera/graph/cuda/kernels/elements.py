@@ -15,7 +15,7 @@ from typing import Any
 from ....lazy_dataclass import dataclass
 from ....numerics import DType, as_type
 from ....tile.ir.schedule import Schedule
-from ...element import Element, IndexBound, places
+from ...element import Element, IndexBound, index_names
 from ...ir import Node
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
@@ -276,7 +276,7 @@ def update_source(group: ScheduledGroup) -> KernelText:
         at = s.bound(text).text
         flat = f"({flat}) * {extent} + {at}" if flat else at
     there = f"tile.where(p < {prod(group.space)}, {flat or 'p'}, -1)"
-    value = s.spell(f"x1[{places(range(len(group.space)))}]")
+    value = s.spell(f"x1[{index_names(range(len(group.space)))}]")
     made = value.text if value.varies else f"tile.broadcast({value.text}, ({s.block},))"
     w.line(f"tile.scatter({capital(y.name)}, {there}, {made})", step)
     return w.finish_flat()

@@ -14,7 +14,7 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.loop_dtypes import is_narrow
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks, for_columns, for_rows
-from ..passes.move_passes import widens
+from ..passes.data_movement import widens
 from .gathers import around
 from .kernel_text import KernelText, KernelWriter, capital
 from .spell import literal

@@ -32,7 +32,7 @@ from .row_order import order_source
 from .scan_statements import scan_source
 from .scatters import last_source
 from .searches import search_source
-from .small_products import small_product_source
+from .small_matmuls import small_matmul_source
 from .small_systems import small_source
 from .sorted_segments import parts_source, runs_source
 from .sorting import merge_source, sort_source
@@ -50,7 +50,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "last": last_source, "key": key_source, "keys": keys_source, "key_bits": key_bits_source,
     "strips": strips_source, "parts": parts_source, "runs": runs_source,
     "row_dots": dots_source, "steps": steps_source, "small_system": small_source,
-    "small_product": small_product_source,
+    "small_product": small_matmul_source,
     "atomic_sums": atomic_sums_source, "integer_sums": integer_sums_source,
 }
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.

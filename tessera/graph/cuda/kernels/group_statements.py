@@ -25,7 +25,7 @@ DISPLACED = re.compile(r"\{(\d) by (-?\d+)\}")  # an operand, and how much furth
 WORDS = re.compile(r"seed=\(\{(\d)\}, \{(\d)\}\)")  # of a key that is data
 
 
-def placed(step: GroupStep) -> bool:
+def depends_on_index(step: GroupStep) -> bool:
     """Whether it is elementwise by where an element stands, as random bits are."""
     text = dict(step.attrs).get("text", "")
     return "{index}" in text or "{place}" in text or text == COLUMNS
@@ -101,7 +101,7 @@ class FrameBlock:
         """`V7[g0, m:m+8, n:n+64]`, and whether it has rows and columns. by: axes of the frame along
         which it lies further on, and how much; what is beyond the edges there may be anything."""
         along = self.pattern(operand)
-        slices = [_moved(s, by[a], self.frame.extents[a]) if a in by else s
+        slices = [_shifted_span(s, by[a], self.frame.extents[a]) if a in by else s
                   for a, s in enumerate(self.slices)]
         parts = [s for s, p in zip(slices, along, strict=True) if p] or ["0"]
         m = not self.flat and along[self.along]
@@ -157,7 +157,7 @@ def _start(span: str) -> str:
     return span.partition(":")[0]
 
 
-def _moved(span: str, by: int, extent: int) -> str:
+def _shifted_span(span: str, by: int, extent: int) -> str:
     """A slice, or an index, which stays one of the axis."""
     begin, colon, end = span.partition(":")
     sign = f"{'-' if by < 0 else '+'} {abs(by)}"
@@ -223,7 +223,7 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}
     if template == COLUMNS:
         known["columns"], n = b.column_numbers(w.type(step.type)), True
-    elif placed(step):
+    elif depends_on_index(step):
         known |= {"index": b.number(w), "runs": repr(b.runs)}
         m, n = not b.flat, True
     if "{to}" in template:
@@ -285,7 +285,7 @@ CHAIN = 128  # blocks whose f32 sums are added one after another in f32; more of
 
 
 @dataclass(frozen=True)
-class Fold:
+class ColumnReduction:
     """A reduction over columns: sum | max | min | prod. Blocks are reduced in `kept`, and what they
     give is combined in `total`."""
 
@@ -296,11 +296,12 @@ class Fold:
     total: DType
 
     @staticmethod
-    def of(step: GroupStep, blocks: int = 1) -> Fold:
+    def of(step: GroupStep, blocks: int = 1) -> ColumnReduction:
         kept = dict(step.attrs).get("accum", step.type.dtype)
         way = step.reduction
         long = way == "sum" and kept.name == "f32" and blocks > CHAIN
-        return Fold(step, way, kept, step.type.dtype, as_type("f64").dtype if long else kept)
+        return ColumnReduction(step, way, kept, step.type.dtype, as_type("f64").dtype if long
+                               else kept)
 
     @property
     def neutral(self) -> str:
@@ -311,25 +312,25 @@ class Fold:
         return str(int(self.kept.min if self.way == "max" else self.kept.max))
 
 
-def folded(w: KernelWriter, b: FrameBlock, fold: Fold) -> str:
+def reduction_source(w: KernelWriter, b: FrameBlock, fold: ColumnReduction) -> str:
     """The elements of a block that are reduced, in the type in which they are."""
     (arg,) = fold.step.args
     held = value(w, b, arg, fold.source.kind, fold.step)
     text = held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
-    return text if fold.kept is fold.source else f"tile.cast({text}, {_kept(w, fold)})"
+    return text if fold.kept is fold.source else f"tile.cast({text}, {_partial_type(w, fold)})"
 
 
-def fold_rows(w: KernelWriter, b: FrameBlock, fold: Fold) -> str:
+def fold_rows(w: KernelWriter, b: FrameBlock, fold: ColumnReduction) -> str:
     """The expression of a block's row statistic."""
-    return f"tile.row_{fold.way}({folded(w, b, fold)})"
+    return f"tile.row_{fold.way}({reduction_source(w, b, fold)})"
 
 
-def finished(w: KernelWriter, fold: Fold, text: str) -> str:
+def finished(w: KernelWriter, fold: ColumnReduction, text: str) -> str:
     """A statistic in the type of the step."""
     return text if fold.total is fold.source else f"tile.cast({text}, {w.type(fold.step.type)})"
 
 
-def _kept(w: KernelWriter, fold: Fold) -> str:
+def _partial_type(w: KernelWriter, fold: ColumnReduction) -> str:
     return _named(w, fold.kept)
 
 
@@ -338,16 +339,17 @@ def _named(w: KernelWriter, dtype: DType) -> str:
     return dtype.name
 
 
-def combined(w: KernelWriter, fold: Fold, a: str, b: str) -> str:
+def combined(w: KernelWriter, fold: ColumnReduction, a: str, b: str) -> str:
     """A running total `a` and what a block gave."""
     if fold.total is not fold.kept:
         b = f"tile.cast({b}, {_named(w, fold.total)})"
     return COMBINE[fold.way][0].format(a, b)
 
 
-def start(w: KernelWriter, fold: Fold, shape: str) -> str:
+def start(w: KernelWriter, fold: ColumnReduction, shape: str) -> str:
     return f"tile.full({shape}, {fold.neutral}, {_named(w, fold.total)})"
 
 
-__all__ = ["COLUMNS", "FrameBlock", "Fold", "KernelValue", "combined", "emit_step", "finished",
-           "fold_rows", "folded", "placed", "start", "store", "value"]
+__all__ = ["COLUMNS", "FrameBlock", "ColumnReduction", "KernelValue", "combined", "emit_step",
+           "finished",
+           "fold_rows", "reduction_source", "depends_on_index", "start", "store", "value"]

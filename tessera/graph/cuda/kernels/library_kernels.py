@@ -14,8 +14,8 @@ from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import body
 
 
-def _behind(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, anchor: GroupStep,
-            result: str) -> None:
+def _write_epilogue(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, anchor: GroupStep,
+                    result: str) -> None:
     """The steps after the anchor, on its result, and what is written."""
     w.line(f"{anchor.name} = {result}", anchor)
     b.held[anchor.name] = KernelValue(anchor.name, True, True)
@@ -75,7 +75,7 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
         before += -(-own[i].shape[-1 if layout[i] == "n" else -2] // s.k_) * s.k_
     for text in calls[:-1]:
         w.line(f"acc = {text}", anchor)
-    _behind(w, b, group, anchor, calls[-1])
+    _write_epilogue(w, b, group, anchor, calls[-1])
     others, shapes = _others(w, b, group, len(own), {0: "M", 1: "N"} if open_ else {})
     return w.finish([*texts, *others], "" if open_ else f"(grid={group.grid})",
                     [*(o.shape for o in own), *shapes])
@@ -122,7 +122,7 @@ def attention_source(group: ScheduledGroup) -> KernelText:
         group = replace(group, writes=group.writes[:-1])
         w.line(f"rows, sums = attend_saved{given}", anchor)
         w.line(f"{capital(sums.name)}[head, m:m+{s.m}] = sums", anchor)
-    _behind(w, b, group, anchor, "rows" if saves else f"attend{given}")
+    _write_epilogue(w, b, group, anchor, "rows" if saves else f"attend{given}")
     operands = group.reads[:len(anchor.args)]
     own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip(names, operands, strict=True)]
     texts, shapes = _others(w, b, group, len(anchor.args), {})

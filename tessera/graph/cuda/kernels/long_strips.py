@@ -244,7 +244,7 @@ def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelTex
         w.line("strip = tile.group_id(0)")
     _begin(w, strip)
     w.line(f"own = {_own_rows(strip)}")
-    _bring(w, strip, strip.for_all, "" if half > 1 else None)
+    _load_row(w, strip, strip.for_all, "" if half > 1 else None)
     if strip.groups == 1 and under_way > UNDER_WAY and not strip.samples:
         _write_behind(w, strip)
         return _finish(w, strip)
@@ -285,7 +285,7 @@ def _write_behind(w: KernelWriter, strip: _Strip) -> None:
 
     for i in range(under_way):  # a row again where there are fewer, for statistics nobody reads
         w.line(f"m = strip + min({i}, own - 1) * {many}")
-        _bring(w, strip, strip.brought, f"{i * half} + ")
+        _load_row(w, strip, strip.brought, f"{i * half} + ")
         w.line("tile.cp_commit_group()")
     w.line(f"tile.cp_wait_group({under_way - 1})")
     w.line("tile.barrier()")
@@ -341,8 +341,8 @@ def _begin(w: KernelWriter, strip: _Strip) -> None:
             w.line(f"{s.name}_a{k} = tile.full((1, {BN}), {COMBINE[way][1]}, {w.type(s.type)})", s)
 
 
-def _bring(w: KernelWriter, strip: _Strip, operands: Sequence[GroupOperand], to: str | None
-           ) -> None:
+def _load_row(w: KernelWriter, strip: _Strip, operands: Sequence[GroupOperand], to: str | None
+              ) -> None:
     """Row m of these into their buffers. to: in front of a buffer's number; None of the only one.
     """
     if operands:
@@ -359,7 +359,7 @@ def _bring(w: KernelWriter, strip: _Strip, operands: Sequence[GroupOperand], to:
 def _bring_row(w: KernelWriter, strip: _Strip, i: str, to: str) -> None:
     """Row m of the strip, its i-th, if it has so many."""
     with w.block(f"if {i} < own:"):
-        _bring(w, strip, strip.brought, to)
+        _load_row(w, strip, strip.brought, to)
     w.line("tile.cp_commit_group()")
 
 

@@ -11,7 +11,7 @@ from ...schedule.loop_axes import Frame
 from ..choose_schedule import blocks
 from .column_passes import column_passes_source
 from .group_statements import (
-    Fold,
+    ColumnReduction,
     FrameBlock,
     KernelValue,
     combined,
@@ -68,23 +68,24 @@ def _sums_powers(step: GroupStep, steps: dict[str, GroupStep]) -> bool:
 
 def _sums_weighted(step: GroupStep, steps: dict[str, GroupStep]) -> bool:
     """Whether it is a row's sum of v e^(x - max x)."""
-    product = _made(step.args[0], steps) if step.reduction == "sum" else None
+    product = _producing_step(step.args[0], steps) if step.reduction == "sum" else None
     return product is not None and _text(product) == "{0} * {1}" and any(
         _is_power(a, steps) for a in product.args)
 
 
 def _is_power(arg: object, steps: dict[str, GroupStep]) -> bool:
-    power = _made(arg, steps)
-    shifted = _made(power.args[0], steps) if power and POWER.fullmatch(_text(power)) else None
+    power = _producing_step(arg, steps)
+    shifted = _producing_step(power.args[0],
+                              steps) if power and POWER.fullmatch(_text(power)) else None
     if shifted is None or _text(shifted) != "{0} - {1}":
         return False
-    top = _made(shifted.args[1], steps)
+    top = _producing_step(shifted.args[1], steps)
     if top is not None and top.op == "where" and top.args[2] == 0.0:  # where it is no number
-        top = _made(top.args[1], steps)
+        top = _producing_step(top.args[1], steps)
     return top is not None and top.reduction == "max" and top.args[0] == shifted.args[0]
 
 
-def _made(arg: object, steps: dict[str, GroupStep]) -> GroupStep | None:
+def _producing_step(arg: object, steps: dict[str, GroupStep]) -> GroupStep | None:
     return steps.get(arg) if isinstance(arg, str) else None
 
 
@@ -136,7 +137,7 @@ def body(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, steps: list[Grou
     texts = templates(group)
     for step in steps:
         if step.reduction:
-            fold = Fold.of(step)
+            fold = ColumnReduction.of(step)
             w.line(f"{step.name} = {finished(w, fold, fold_rows(w, b, fold))}", step)
             b.held[step.name] = _column(step.name)
         elif step.name not in b.held:
@@ -199,8 +200,8 @@ def rows_source(group: ScheduledGroup) -> KernelText:
 
 def _ask_near(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
     """The first groups, which begin while the kernel in front ends, have rows of several operands
-    brought to L2 meanwhile (lower/begin_early.py). Not where they take the last rows, which that
-    kernel has left there (cached_reads.py)."""
+    brought to L2 meanwhile (lower/dependent_launch.py). Not where they take the last rows, which
+    that kernel has left there (cached_reads.py)."""
     if dict(group.schedule.extra).get("LAST_FIRST"):
         return
     rows = [r for r in group.reads if all(b.pattern(r)) and r.layout is None
@@ -247,7 +248,7 @@ def columns_source(group: ScheduledGroup) -> KernelText:
 def _write_column_sum(w: KernelWriter, group: ScheduledGroup, step: GroupStep, x: GroupOperand,
                       y: GroupOperand) -> None:
     R, BR, BN = group.space[1], group.schedule.m or 1, group.schedule.n
-    fold, name = Fold.of(step, blocks(R, BR)), step.name
+    fold, name = ColumnReduction.of(step, blocks(R, BR)), step.name
     w.line(f"{name}_a = {start(w, fold, f'({BR}, {BN})')}", step)
     with w.block(f"for m in range(0, {R}, {BR}):"):
         w.line(f"{name}_p = tile.load({capital(x.name)}[a, m:m+{BR}, n:n+{BN}])", step)

@@ -79,7 +79,7 @@ def is_swapped(group: FusionGroup, frame: Frame | None) -> bool:
     assert group.anchor is not None
     attrs = group.anchor.attrs
     return "swapped" in attrs and (is_narrow(attrs["block"][0]) or (
-        frame is None or not _beside(group, frame)) and all(
+        frame is None or not _epilogue_operands(group, frame)) and all(
             v.aval.dtype.bits == 16 for v in group.outputs))
 
 
@@ -175,20 +175,20 @@ def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],
 
 def _pressure(group: FusionGroup, frame: Frame) -> str:
     """What behind a matmul needs many registers: a tile beside its own, or a function; or ""."""
-    behind = _behind(group)
-    if _beside(group, frame):
+    behind = _epilogue_nodes(group)
+    if _epilogue_operands(group, frame):
         return "what follows reads a tile of the same extents"
     heavy = next((n.op.name for n in behind if not is_light(n)), "")
     return f"{heavy} behind it needs registers" if heavy else ""
 
 
-def _behind(group: FusionGroup) -> list[Node]:
+def _epilogue_nodes(group: FusionGroup) -> list[Node]:
     return [n for n in group.nodes if n is not group.anchor and n.op.name != "reshape"]
 
 
-def _beside(group: FusionGroup, frame: Frame) -> list[Value]:
+def _epilogue_operands(group: FusionGroup, frame: Frame) -> list[Value]:
     """What is read behind the matmul that has its result's extents."""
-    return [v for v in group.inputs if any(v in n.inputs for n in _behind(group))
+    return [v for v in group.inputs if any(v in n.inputs for n in _epilogue_nodes(group))
             and all(frame.pattern(extents_of(v)) or ())]
 
 

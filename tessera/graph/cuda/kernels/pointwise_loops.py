@@ -32,7 +32,7 @@ from ...schedule.memory_plan import fold_constants, numbers
 from ...schedule.op_ids import id_of
 from ...simplify import canonicalize, merge_common, remove_dead
 from ..choose_schedule import chosen, grid_of, power
-from ..passes.move_passes import is_plain_loop
+from ..passes.data_movement import is_plain_loop
 from .group_statements import FrameBlock, KernelValue, emit_step
 from .kernel_text import KernelText, KernelWriter
 from .spell import literal, template
@@ -66,12 +66,12 @@ def keep_pointwise_loops(graph: Graph) -> Graph:
     nodes, changed = list[Node](), False
     for node in graph.nodes:
         form = _form(node)
-        nodes += [node] if form is None else _kept(node, form)
+        nodes += [node] if form is None else _loop_and_sums(node, form)
         changed |= form is not None
     return replace(graph, nodes=tuple(nodes)) if changed else graph
 
 
-def _kept(node: Node, form: PointwiseLoop) -> list[Node]:
+def _loop_and_sums(node: Node, form: PointwiseLoop) -> list[Node]:
     """The loop, with what is summed in front of it and behind."""
     inputs, outputs = list(node.inputs), list(node.outputs)
     before, behind = list[Node](), list[Node]()
@@ -263,28 +263,30 @@ def steps_source(group: ScheduledGroup) -> KernelText:
         ends = [b.held[group.steps[i].name].text for i in group.attr("ends")]
         for k, o in zip(group.attr("kept"), group.writes, strict=True):
             if k >= carries:
-                w.line(f"{_place(b, o, 'at')} = {ends[k]}", group.steps[group.attr("ends")[k]])
+                w.line(f"{_element_address(b, o, 'at')} = {ends[k]}",
+                       group.steps[group.attr("ends")[k]])
         for k in range(carries):
             w.line(f"next{k} = {ends[k]}")
         for k in range(carries):
             w.line(f"carry{k} = next{k}")
     for k, o in zip(group.attr("kept"), group.writes, strict=True):
         if k < carries:
-            w.line(f"{_place(b, o)} = carry{k}", group.steps[group.attr("ends")[k]])
+            w.line(f"{_element_address(b, o)} = carry{k}", group.steps[group.attr("ends")[k]])
     rows = {a for step in elements for a in step.args} | {
         o.name for k, o in zip(group.attr("kept"), group.writes, strict=True) if k >= carries}
-    return w.finish_operands([(length, *b.dims(_one(o))) if o.name in rows else b.dims(o)
+    return w.finish_operands([(length, *b.dims(_element_operand(o))) if o.name in rows
+                              else b.dims(o)
                               for o in w.operands])
 
 
-def _one(o: GroupOperand) -> GroupOperand:
+def _element_operand(o: GroupOperand) -> GroupOperand:
     """An element of a sequence."""
     return replace(o, shape=o.shape[1:])
 
 
-def _place(b: FrameBlock, o: GroupOperand, at: str = "") -> str:
+def _element_address(b: FrameBlock, o: GroupOperand, at: str = "") -> str:
     """at: the iteration, of sequences and results."""
-    return b.place(_one(o))[0].replace("[", f"[{at}, ", 1) if at else b.place(o)[0]
+    return b.place(_element_operand(o))[0].replace("[", f"[{at}, ", 1) if at else b.place(o)[0]
 
 
 def _load(w: KernelWriter, b: FrameBlock, step: GroupStep, operands: dict[str, GroupOperand],
@@ -302,8 +304,8 @@ def _load(w: KernelWriter, b: FrameBlock, step: GroupStep, operands: dict[str, G
         b.held[step.name] = KernelValue(text, carried and not b.flat, carried)
         return
     o = operands[arg]
-    _, m, n = b.place(_one(o) if at else o)
-    place = _place(b, o, at)
+    _, m, n = b.place(_element_operand(o) if at else o)
+    place = _element_address(b, o, at)
     row = "[None, :]" if n and not m and not b.flat else ""
     w.line(f"{name} = {f'tile.load({place}){row}' if m or n else place}")
     b.held[step.name] = KernelValue(name, m, n)

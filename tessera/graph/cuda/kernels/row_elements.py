@@ -37,15 +37,16 @@ def read_elements(b: FrameBlock, group: ScheduledGroup, N: int) -> ScheduledGrou
 def _read(row: FrameBlock, group: ScheduledGroup, steps: Steps, total: GroupStep
           ) -> GroupStep | None:
     """What reads the element that a sum picks; None where it does not pick one."""
-    chosen = _made("where", steps, total.args[0]) if total.reduction == "sum" else None
+    chosen = _producing_step("where", steps, total.args[0]) if total.reduction == "sum" else None
     if chosen is None or chosen.args[2] != 0 or chosen.type != total.type:
         return None
-    same, cast = _made("equal", steps, chosen.args[0]), _made("cast", steps, chosen.args[1])
+    same, cast = _producing_step("equal", steps, chosen.args[0]), _producing_step("cast", steps,
+                                                                                  chosen.args[1])
     x = _operand(group, cast.args[0] if cast else chosen.args[1])
     if same is None or x is None:
         return None
     columns, label = same.args
-    numbers = _made("column_numbers", steps, columns)
+    numbers = _producing_step("column_numbers", steps, columns)
     if numbers is None or not isinstance(label, str):
         return None
     labels, several = next((r for r in group.reads if r.name == label), None), row.BM > 1
@@ -59,7 +60,7 @@ def _read(row: FrameBlock, group: ScheduledGroup, steps: Steps, total: GroupStep
     return replace(total, op="row_element", args=(label,), attrs=attrs)
 
 
-def _made(op: str, steps: Steps, name: object) -> GroupStep | None:
+def _producing_step(op: str, steps: Steps, name: object) -> GroupStep | None:
     """The step that makes a value, where it is of this op."""
     step = steps.get(name) if isinstance(name, str) else None
     return step if step is not None and step.op == op else None

@@ -15,15 +15,15 @@ from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ...schedule.loop_axes import Frame, Pattern
 from ..choose_schedule import blocks
 from .group_statements import (
-    Fold,
+    ColumnReduction,
     FrameBlock,
     KernelValue,
     combined,
+    depends_on_index,
     emit_step,
     finished,
     fold_rows,
-    folded,
-    placed,
+    reduction_source,
     start,
     store,
     value,
@@ -63,7 +63,7 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
     in each pass that needs it. Operands of several passes are brought to shared memory, as much of
     them as has room, all at once; the first pass goes over what has come, while the rest is on its
     way."""
-    arriving = _bring(w, b, group, N)
+    arriving = _copy_loops(w, b, group, N)
     held = set.intersection(*(set(x.shared) for x in arriving)) if arriving else set()
     turns, back = any(all(b.pattern(r)[-2:]) and r.name not in held for r in group.reads), False
 
@@ -95,7 +95,7 @@ def write_statistics(w: KernelWriter, b: FrameBlock, reads: Sequence[GroupOperan
     rows = [s for s in among if not s.reduction and s.name not in wide]
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
-        folds = [Fold.of(s, blocks(N, b.BN)) for s in among
+        folds = [ColumnReduction.of(s, blocks(N, b.BN)) for s in among
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
             _fold_pass(w, b, folds, next(loops), N, level, steps, texts, together)
@@ -123,7 +123,7 @@ def _all_blocks(b: FrameBlock, group: ScheduledGroup, N: int, back: bool) -> lis
     return found[::-1] if back else found
 
 
-def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> list[RowLoop]:
+def _copy_loops(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> list[RowLoop]:
     """The loops over the blocks as they come, none where nothing is brought. Each whole block has
     a buffer, so that no access to it needs to look for the end."""
     brought = {group.reads[i].name: (group.reads[i], many) for i, many in group.attr("brought")}
@@ -140,7 +140,7 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> lis
     parts = PARTS if group.attr("alone") else 1
     loops = [RowLoop(f"for n in range({first * b.BN}, {last * b.BN}, {b.BN}):", shared)
              for begin, end, shared in _spans(b, group, N)
-             for first, last in pairwise(_parts(begin, end, parts if begin == 0 else 1))]
+             for first, last in pairwise(_split_points(begin, end, parts if begin == 0 else 1))]
     for loop in loops:
         if loop.shared:
             with w.block(loop.head):
@@ -152,13 +152,13 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> lis
             for i, loop in enumerate(loops)]
 
 
-def _parts(begin: int, end: int, parts: int) -> list[int]:
+def _split_points(begin: int, end: int, parts: int) -> list[int]:
     parts = min(parts, end - begin)
     return [begin + (end - begin) * i // parts for i in range(parts + 1)]
 
 
-def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[RowLoop], N: int,
-               level: int, steps: dict[str, GroupStep], texts: dict[str, str],
+def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[ColumnReduction], loops: list[RowLoop],
+               N: int, level: int, steps: dict[str, GroupStep], texts: dict[str, str],
                together: int) -> None:
     """Statistics of one level. Every lane combines what stands in its places of the blocks, and at
     the end lanes combine what they have, and what the rest of the row gives behind the last; then
@@ -168,7 +168,7 @@ def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[Ro
     for inner in inside_loops(w, b, loops, f"_p{level}"):
         for f in folds:
             needed(w, inner, f.step.args, steps, texts)
-            name, part = f"{f.step.name}_a", folded(w, inner, f)
+            name, part = f"{f.step.name}_a", reduction_source(w, inner, f)
             w.line(f"{name} = {combined(w, f, name, part)}", f.step)
     rest, found = _rest(b, N, f"_q{level}"), list[str]()
     for f in folds:
@@ -235,7 +235,7 @@ def _levels(frame: Frame, reads: Sequence[GroupOperand], steps: Sequence[GroupSt
         levels[s.name] = max((levels.get(a, 0) for a in names), default=0)
         if s.reduction:
             levels[s.name] += 1
-        elif placed(s) or any(a in wide for a in names):
+        elif depends_on_index(s) or any(a in wide for a in names):
             wide.add(s.name)
     return levels, wide
 

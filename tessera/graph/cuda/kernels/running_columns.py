@@ -26,7 +26,7 @@ from ....runtime.generations import Generation
 from ....tile.ir.schedule import Schedule
 from ...schedule.ir import GroupOperand, GroupStep
 from ..choose_schedule import blocks, chosen, power
-from .group_statements import Fold, FrameBlock, KernelValue, folded
+from .group_statements import ColumnReduction, FrameBlock, KernelValue, reduction_source
 from .kernel_text import KernelWriter
 from .row_passes import needed
 
@@ -55,7 +55,7 @@ def running_columns(R: int, steps: Sequence[GroupStep]) -> RunningColumns | None
     folds = [s for s in steps if s.reduction]
     if len(folds) != 2 or any(s.type.dtype.name != "f32" for s in folds):
         return None
-    known, (first, second) = _Known({s.name: s for s in steps}), folds
+    known, (first, second) = _ProducingSteps({s.name: s for s in steps}), folds
     if (first.reduction, second.reduction) == ("max", "sum"):
         return _powers(known, first, second)
     if (first.reduction, second.reduction) == ("sum", "sum"):
@@ -64,7 +64,7 @@ def running_columns(R: int, steps: Sequence[GroupStep]) -> RunningColumns | None
 
 
 @dataclass(frozen=True)
-class _Known:
+class _ProducingSteps:
     steps: dict[str, GroupStep]
 
     def by(self, arg: object, op: str) -> GroupStep | None:
@@ -72,7 +72,7 @@ class _Known:
         return s if s is not None and s.op == op else None
 
 
-def _powers(known: _Known, largest: GroupStep, total: GroupStep) -> RunningColumns | None:
+def _powers(known: _ProducingSteps, largest: GroupStep, total: GroupStep) -> RunningColumns | None:
     exp = known.by(total.args[0], "exp")
     away = known.by(exp.args[0], "sub") if exp else None
     if exp is None or away is None or away.args[0] != largest.args[0]:
@@ -85,7 +85,8 @@ def _powers(known: _Known, largest: GroupStep, total: GroupStep) -> RunningColum
     return RunningColumns(largest, total, away, exp) if fits else None
 
 
-def _squares(known: _Known, total: GroupStep, spread: GroupStep, R: int) -> RunningColumns | None:
+def _squares(known: _ProducingSteps, total: GroupStep, spread: GroupStep,
+             R: int) -> RunningColumns | None:
     square = known.by(spread.args[0], "mul")
     away = known.by(square.args[0], "sub") if square and len({*square.args}) == 1 else None
     mean = known.steps.get(str(away.args[1])) if away else None
@@ -152,7 +153,8 @@ def write_running(w: KernelWriter, b: FrameBlock, R: int, found: RunningColumns,
     if not found.power:
         inner = replace(b, rows=f"0:{b.BM}", held=dict(b.held), suffix="_c")
         needed(w, inner, found.first.args, steps, texts)
-        w.line(f"centre = {folded(w, inner, Fold.of(found.first))}", found.away)
+        w.line(f"centre = {reduction_source(w, inner, ColumnReduction.of(found.first))}",
+               found.away)
     stride = TOGETHER * b.BM
     with w.block(f"for m in range(0, {R}, {stride}):"):
         parts = _rows(w, b, R, found, steps, texts)
@@ -175,7 +177,7 @@ def _rows(w: KernelWriter, b: FrameBlock, R: int, found: RunningColumns,
         at = f"m + {i * b.BM}" if i else "m"
         inner = replace(b, rows=f"{at}:{at}+{b.BM}", held=dict(b.held), suffix=f"_r{i}")
         needed(w, inner, found.first.args, steps, texts)
-        parts.append(folded(w, inner, Fold.of(found.first)))
+        parts.append(reduction_source(w, inner, ColumnReduction.of(found.first)))
         if R % (TOGETHER * b.BM):
             there = f"tile.arange(0, {b.BM})[:, None] < {R} - ({at})"
             w.line(f"part_{i} = tile.where({there}, {parts[-1]}, -inf)", found.first)

@@ -45,7 +45,7 @@ def _divisor(s: GroupStep, made: dict[str, GroupStep]) -> GroupStep | None:
     total = made.get(s.args[1])
     if total is None or total.reduction != "sum" or total.type != s.type:
         return None
-    power = _made(total.args[0], "exp", made)
+    power = _producing_step(total.args[0], "exp", made)
     top = made.get(_difference(power.args[0], made)[1]) if power is not None else None
     return total if top is not None and top.reduction == "max" else None
 
@@ -61,9 +61,10 @@ def _sum_of(power: GroupStep, made: dict[str, GroupStep]) -> GroupStep | None:
     if power.op != "exp" or power.type.dtype.name != "f32":
         return None
     away, log = _difference(power.args[0], made)
-    total = _made(log, "log", made)
+    total = _producing_step(log, "log", made)
     summed = made.get(total.args[0]) if total is not None else None
-    first = _made(summed.args[0], "exp", made) if summed and summed.reduction == "sum" else None
+    first = _producing_step(summed.args[0], "exp",
+                            made) if summed and summed.reduction == "sum" else None
     if summed is None or first is None or first.type != power.type or summed.type != power.type:
         return None
     less = first.args[0]
@@ -77,13 +78,13 @@ def _difference(name: Any, made: dict[str, GroupStep]) -> tuple[Any, Any]:
     if step is not None and step.op == "sub":
         return step.args[0], step.args[1]
     if step is not None and step.op == "add":
-        negative = _made(step.args[1], "neg", made)
+        negative = _producing_step(step.args[1], "neg", made)
         if negative is not None:
             return step.args[0], negative.args[0]
     return None, None
 
 
-def _made(name: Any, op: str, made: dict[str, GroupStep]) -> GroupStep | None:
+def _producing_step(name: Any, op: str, made: dict[str, GroupStep]) -> GroupStep | None:
     """The step that makes a value, where it is of this op."""
     step = made.get(name) if isinstance(name, str) else None
     return step if step is not None and step.op == op else None

@@ -40,7 +40,7 @@ def _wide(dtype: DType) -> DType:
     return F64 if dtype.kind == "float" else dtype
 
 
-def _plain(w: KernelWriter, dtype: DType, xs: State, at: str) -> State:
+def _unchanged_state(w: KernelWriter, dtype: DType, xs: State, at: str) -> State:
     return xs
 
 
@@ -77,7 +77,7 @@ def _factor_and_term(w: KernelWriter, dtype: DType, xs: State, at: str) -> State
     return [f"tile.where({at} == 0, {literal(1, dtype.kind)}, {factor})", term]
 
 
-def _place(way: str) -> Scan:
+def _arg_extremum_scan(way: str) -> Scan:
     def combine(dtype: DType, a: State, b: State) -> State:
         new = beyond(compared_type(dtype), way, b[0], a[0])
         return [f"tile.where({new}, {y}, {x})" for x, y in zip(a, b, strict=True)]
@@ -94,7 +94,7 @@ SCANS: dict[str, Scan] = {
         rows=("cumsum", "row_sum", "+")),
     "running prod": Scan(
         kept=lambda d: (d,), none=lambda d: [literal(1, d.kind)],
-        combine=lambda d, a, b: [f"({a[0]} * {b[0]})"], lift=_plain,
+        combine=lambda d, a, b: [f"({a[0]} * {b[0]})"], lift=_unchanged_state,
         rows=("cumprod", "row_prod", "*")),
     "running logsumexp": Scan(
         kept=lambda d: (F64,), none=lambda d: ["-inf"], combine=_add_exponentials, lift=_in_f64,
@@ -103,8 +103,8 @@ SCANS: dict[str, Scan] = {
         kept=lambda d: (_wide(d), _wide(d)), combine=_recur, lift=_factor_and_term,
         none=lambda d: [literal(1, d.kind), literal(0, d.kind)], part=1, next=_recur_once,
         alone=lambda s: f"tile.isinf({s[0]})"),  # what comes of inf h depends on h
-    "running largest": _place("largest"),
-    "running smallest": _place("smallest"),
+    "running largest": _arg_extremum_scan("largest"),
+    "running smallest": _arg_extremum_scan("smallest"),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type
-from ...element import Element, places
+from ...element import Element, index_names
 from ...ir import Graph, Node, Value
 from ...op import Aval, GraphOp
 from ...schedule.build_schedule import ScheduleBuilder
@@ -26,8 +26,8 @@ INT32 = as_type("int32")
 
 def _chosen_element(x: Aval, last: Aval, u: Aval, axis: int) -> Element:
     at = f"x1[o{axis}]"
-    there = places([at if a == axis else a for a in range(x.ndim)])
-    return Element(f"where({at} >= 0, x2[{there}], x0[{places(range(x.ndim))}])")
+    there = index_names([at if a == axis else a for a in range(x.ndim)])
+    return Element(f"where({at} >= 0, x2[{there}], x0[{index_names(range(x.ndim))}])")
 
 
 LAST_OF = library_call("last_of")  # ids -> [extent], where each stands last, else -1

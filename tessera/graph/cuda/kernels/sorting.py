@@ -28,7 +28,7 @@ from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ...trace import apply
 from ..choose_schedule import blocks, chosen, for_loop, power
-from ..passes.move_passes import widens
+from ..passes.data_movement import widens
 from .extrema import compared
 from .kernel_text import KernelText, KernelWriter, capital
 from .key_merges import merged

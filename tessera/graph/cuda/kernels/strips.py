@@ -14,7 +14,7 @@ norm in rows of 64 147.6 us in place of 151.7, of 256 149.8 and 154.3, of 1024 1
 
 The largest of all elements goes along as that of each column, where a loop has such sums: one of
 each row would wait for other lanes, and wide rows for other warps. Codes of 8 bits go along
-transposed, where a matmul reads them so (turned_codes.py).
+transposed, where a matmul reads them so (transpose_codes.py).
 """
 
 from __future__ import annotations

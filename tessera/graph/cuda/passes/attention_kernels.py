@@ -71,6 +71,7 @@ from .attention_masks import (
     takes_draws,
     takes_mask,
 )
+from .data_movement import narrows
 from .modified_attention_kernels import (
     DRAW_KEYS,
     MODIFIED,
@@ -79,7 +80,6 @@ from .modified_attention_kernels import (
     lowered_sums,
     smallest_kept,
 )
-from .move_passes import narrows
 from .score_code import score_code
 
 F32, I32 = as_type("f32"), as_type("int32")
@@ -208,7 +208,7 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     for x in (x for x in rest if x.ndim):
         rows = F.reshape(x, (-1, 2, 1))
         spans = {"spans": rows, "heads": C // rows.shape[0]}
-    parts, lse = _parts(plan, (C, R, E), types[0], sums)
+    parts, lse = _split_results(plan, (C, R, E), types[0], sums)
     kernel = planned(next(x for x in KERNELS if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
@@ -222,8 +222,8 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     return F.reshape(F.where(seen, y, literal(math.nan, y)), made[0].shape), *made[1:]
 
 
-def _parts(plan: DecodePlan, extents: tuple[int, int, int], numeric: NumericType,
-           sums: bool = False) -> tuple[Tensor, Tensor | None]:
+def _split_results(plan: DecodePlan, extents: tuple[int, int, int], numeric: NumericType,
+                   sums: bool = False) -> tuple[Tensor, Tensor | None]:
     """Where parts and the logs of their sums are written, or the result of a cluster and the logs
     of its sums. extents: heads of keys, rows, width."""
     C, R, E = extents
@@ -258,7 +258,7 @@ def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count:
     plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T, queries=S,
                        streamed=streams(GENERATIONS[chip], D, E),
                        groups=GENERATIONS[chip].most_cluster_groups)
-    parts, lse = _parts(plan, (C, R, E), types[0])
+    parts, lse = _split_results(plan, (C, R, E), types[0])
     kernel = planned(next(x for x in PAGED if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
            table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows, BN=plan.keys,
@@ -359,7 +359,7 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
 def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: Generation,
                  operands: tuple[Value, ...]) -> Node:
     """wanted: the gradient is in the graph too. operands: as its kernels read them."""
-    attrs = _own(node) | {"types": (outputs[0].aval.type,)}
+    attrs = _attributes_without_accum(node) | {"types": (outputs[0].aval.type,)}
     if node.op is PAGED_ATTENTION:
         attrs |= {"chip": chip.target}
         return Node(FEW_QUERIES_OF_PAGES, operands, attrs, outputs[:1], node.where)
@@ -385,7 +385,8 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: G
 def _gradient_call(node: Node, saved: tuple[Value, Value], outputs: tuple[Value, ...],
                    chip: Generation, unread: bool, operands: tuple[Value, ...]) -> Node:
     """unread: nobody asks for a mask's cotangent."""
-    op, attrs = FLASH_GRADIENT, _own(node) | {"types": tuple(v.aval.type for v in outputs)}
+    op, attrs = FLASH_GRADIENT, _attributes_without_accum(node) | {"types": tuple(v.aval.type
+                                                                                  for v in outputs)}
     if _is_fast(node, chip):
         attrs = {n: x for n, x in attrs.items() if n not in ("dropout", "together")}
         attrs |= {"chip": chip.target, **_draws(node)}
@@ -421,13 +422,13 @@ def _draws(node: Node) -> dict[str, Any]:
     return {"draws": ScoreRule(node.attrs["causal"], None, rule)}
 
 
-def _own(node: Node) -> dict[str, Any]:
+def _attributes_without_accum(node: Node) -> dict[str, Any]:
     return {name: x for name, x in node.attrs.items() if name != "accum"}
 
 
 def _key(node: Node) -> Any:
     """What the result and the gradient of one attention have in common."""
-    return (*_operands(node), repr(_own(node)))
+    return (*_operands(node), repr(_attributes_without_accum(node)))
 
 
 def _operands(node: Node) -> tuple[Value, ...]:

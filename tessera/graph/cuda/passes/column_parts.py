@@ -33,7 +33,7 @@ def variances_of_parts(graph: Graph, chip: Generation) -> Graph:
     """The graph with such sums. Stands behind the passes that merge what is the same."""
     made = producers_of(graph)
     found = {n: s for n in graph.nodes if (s := _variance(n, made)) is not None
-             and _parts(*s, chip)}
+             and _split_shape(*s, chip)}
     known, sums = set(found.values()), dict[Sum, tuple[Value, Value]]()
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -41,7 +41,7 @@ def variances_of_parts(graph: Graph, chip: Generation) -> Graph:
         if which not in known:
             return None
         if which not in sums:
-            sums[which] = _of_parts(rw, *which, _parts(*which, chip))
+            sums[which] = _of_parts(rw, *which, _split_shape(*which, chip))
         out, shape = sums[which][node in found], node.outputs[0].aval.shape
         return out if out.aval.shape == shape else rw.emit("reshape", out, shape=shape)
 
@@ -82,7 +82,7 @@ def _variance(node: Node, made: dict[Value, Node]) -> Sum | None:
     return (x, axis) if is_mean(mean.op.name, share.attrs["value"], count) else None
 
 
-def _parts(x: Value, axis: Shape, chip: Generation) -> Shape:
+def _split_shape(x: Value, axis: Shape, chip: Generation) -> Shape:
     """x as [parts, rows of a part, ..., columns], or [images, channels, rows]; () where it has no
     such parts, or few rows."""
     shape = extents_of(x)

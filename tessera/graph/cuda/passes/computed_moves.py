@@ -38,9 +38,9 @@ from ..element_places import ElementPlace, flat, unflat
 from ..kernels.group_steps import attributes_of
 from ..kernels.scatters import WRITE_LAST
 from ..kernels.spell import is_stored, template
+from .data_movement import is_plain_loop
 from .displaced_reads import JOINED
-from .library_ops import joined
-from .move_passes import is_plain_loop
+from .library_ops import merged_line
 
 MOST_STEPS, MOST_READS = 96, 20  # of an element
 SECTOR, APART = 32, 4  # bytes, and how many times the sectors that a dense read would touch
@@ -113,7 +113,7 @@ def compute_moves(graph: Graph) -> Graph:
         if reduced and found.is_of_few():
             return None
         out = Value(node.outputs[0].aval)
-        rw.where = joined(node.where, found.nodes)
+        rw.where = merged_line(node.where, found.nodes)
         rw.add(Node(COMPUTED, tuple(rw.env[v] for v in found.operands),
                     {"steps": tuple(found.steps)}, (out,), rw.where))
         return out

@@ -19,7 +19,7 @@ from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks
 from ..kernels.column_passes import GROUPS, SMALL
 from ..kernels.spell import COMBINE
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 Shape = tuple[int, ...]
 Cut = Callable[[Shape], Shape | None]  # the extents of an operand of a loop; None: it has none
@@ -30,10 +30,10 @@ FEW, LEAST = GROUPS // 4, 64
 
 def cut_columns(graph: Graph) -> Graph:
     """Behind what makes sums of strips of a loop's rows."""
-    again = _Again(graph)
+    again = _Rebuilder(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        parts = _parts(node)
+        parts = _split_count(node)
         if not parts:
             return None
         axis, first = node.attrs["axis"], node.attrs["axis"][0]
@@ -51,7 +51,7 @@ def cut_columns(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _parts(node: Node) -> int:
+def _split_count(node: Node) -> int:
     """Of the rows of columns, where these would be those of few groups; 0 else."""
     if node.op.reduction not in COMBINE or not node.attrs.get("keepdims"):
         return 0
@@ -69,7 +69,7 @@ def _parts(node: Node) -> int:
 
 def merge_last_axes(graph: Graph) -> Graph:
     """Reductions over the last axes, which stand one after another, from the last on."""
-    again = _Again(graph)
+    again = _Rebuilder(graph)
 
     def kept(rw: Rewriter, node: Node, made: Value, axes: int) -> Value:
         out = rw.emit("reshape", made, shape=node.outputs[0].aval.shape)
@@ -110,7 +110,7 @@ def _merge(axes: int) -> Cut:
     return cut
 
 
-class _Again:
+class _Rebuilder:
     """Makes values of a graph anew in other extents: by ops that nothing else reads, and by others
     too where one value of the whole space is all that they read.
 

@@ -18,7 +18,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.spell import is_stored, literal
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 MOST_PARTS = 4  # of a concatenation: each element is compared with where each part begins
 Part = tuple[int, int, Any]  # which operand and how much further on, or -1, 0 and a number
@@ -51,7 +51,7 @@ def read_displaced(graph: Graph) -> Graph:
         memory, parts, ends = list[Value](), list[Part](), list[int]()
         for x in inputs:
             at = ends[-1] if ends else 0
-            part = _part(rw, x, v, axis, at, memory)
+            part = _part_address(rw, x, v, axis, at, memory)
             if part is None:
                 return None
             parts.append(part)
@@ -70,8 +70,8 @@ def _reads_whole(node: Node, v: Value) -> bool:
     return is_plain_loop(node) and node.outputs[0].aval.shape == v.aval.shape
 
 
-def _part(rw: Rewriter, x: Value, whole: Value, axis: int, at: int,
-          memory: list[Value]) -> Part | None:
+def _part_address(rw: Rewriter, x: Value, whole: Value, axis: int, at: int,
+                  memory: list[Value]) -> Part | None:
     """Where a part from `at` on lies, in an array of the extents of the whole; or its number."""
     made, kind = rw.producer.get(x), whole.aval.dtype.kind
     while made is not None and made.op.name == "broadcast_to":

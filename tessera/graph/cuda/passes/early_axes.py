@@ -10,7 +10,7 @@ from ....dims import Dim, size_of
 from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...ops.gather import CHECK_INDEX
 from ...simplify import Rewriter, rebuild, remove_dead
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 Shape = tuple[int | Dim, ...]
 

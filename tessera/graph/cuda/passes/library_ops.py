@@ -48,7 +48,7 @@ PRODUCT = library_call("product", flops=_product_flops, matmul=True,
                        shows=tuple(range(2 * MOST_PAIRS)))
 
 
-def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
+def merged_line(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
     """The line of a call, with the ids of all that it stands for."""
     if not isinstance(where, OpLine):
         return where
@@ -70,7 +70,7 @@ def transpose_operands(graph: Graph) -> Graph:
         read = [node.inputs[0]] if cast is None else [node.inputs[0], cast.inputs[0]]
         if made is None or any(count[v] > 1 for v in read):
             return None
-        rw.where = joined(node.where, [made, *([] if cast is None else [cast]), node])
+        rw.where = merged_line(node.where, [made, *([] if cast is None else [cast]), node])
         b, a = (rw.emit("transpose", v, axes=_swapped(v)) for v in reversed(made.inputs))
         out = rw.emit("matmul", b, a, **made.attrs)
         return out if cast is None else rw.emit("cast", out, **cast.attrs)
@@ -121,7 +121,7 @@ class _Calls:
             self.nodes.append(node)
             return
         a, b = map(self.side, node.inputs)
-        where = joined(node.where, [*a.parts, *b.parts, node])
+        where = merged_line(node.where, [*a.parts, *b.parts, node])
         if reads_rows_alone(a.value, node, self.chip):
             a = self.along(a, False, where)
             b = self.along(b, True, where)
@@ -202,5 +202,5 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
     return replace(graph, nodes=tuple(calls.nodes))
 
 
-__all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "card_beside", "joined",
+__all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "card_beside", "merged_line",
            "quickest_blocks", "reads_rows_alone", "swaps_last", "transpose_operands"]

@@ -31,7 +31,7 @@ def linear_terms(node: Node, terms: list[Terms], numbers: list[str | None]) -> T
     return None
 
 
-def places(s: Value, i: Value, j: Value) -> dict[Value, Terms]:
+def identity_terms(s: Value, i: Value, j: Value) -> dict[Value, Terms]:
     return {x: {name: "1.0"} for name, x in (("s", s), ("i", i), ("j", j))}
 
 
@@ -47,4 +47,4 @@ def result_text(x: Terms) -> str:
     return ", ".join(x.get(k, "0.0") for k in ORDER)
 
 
-__all__ = ["Terms", "linear_terms", "places", "result_text"]
+__all__ = ["Terms", "linear_terms", "identity_terms", "result_text"]

@@ -11,7 +11,7 @@ from math import prod
 
 from ...ir import Graph, Node, Value, readers_of
 from ...simplify import Rewriter, rebuild, remove_dead
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 SWAP = 1, 0
 LEAST = 1 << 16  # elements

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ...element import Element, places
+from ...element import Element, index_names
 from ...flops import none
 from ...ir import Graph, Node, Value
 from ...op import Aval
@@ -25,7 +25,7 @@ Ints = tuple[int, ...]
 
 
 def _element(x: Aval, at: tuple[str, ...]) -> Element:
-    return Element(f"x0[{places(at)}]")
+    return Element(f"x0[{index_names(at)}]")
 
 
 MOVED = library_call("moved", element=_element, flops=none)
@@ -33,10 +33,10 @@ MOVED = library_call("moved", element=_element, flops=none)
 
 def gather_merged_moves(graph: Graph) -> Graph:
     """The graph with such copies as one gather."""
-    return remove_dead(rebuild(graph, _moved))
+    return remove_dead(rebuild(graph, _with_merged_axes))
 
 
-def _moved(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _with_merged_axes(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     if node.op.name != "reshape" or (turned := rw.made_by(inputs[0], "transpose")) is None:
         return None
     out = node.outputs[0].aval

@@ -69,9 +69,9 @@ def keep_copies(graph: Graph, donated: Sequence[int]) -> tuple[Graph, tuple[Narr
     outputs, copies = [inputs.get(v, v) for v in graph.outputs], []
     for found in kept.values():
         at = {x: graph.outputs[results[x]] for x in found.sources}
-        after, end = _again(found.nodes, at)
+        after, end = _copy_nodes(found.nodes, at)
         before = {x: Value(x.aval) for x in found.sources}
-        first, whole = _again(found.nodes, before)
+        first, whole = _copy_nodes(found.nodes, before)
         copies.append(NarrowCopy(
             tuple(numbers[x] for x in found.sources), tuple(results[x] for x in found.sources),
             Graph("copies", tuple(before.values()), (), tuple(first), (whole,))))
@@ -82,7 +82,7 @@ def keep_copies(graph: Graph, donated: Sequence[int]) -> tuple[Graph, tuple[Narr
 
 
 @dataclass(frozen=True)
-class _Made:
+class _DerivedValue:
     """A value that arguments alone determine. sources: these, in the order in which they are read.
     nodes: what makes it of them."""
 
@@ -90,24 +90,25 @@ class _Made:
     nodes: tuple[Node, ...]
 
 
-def _made_of_arguments(graph: Graph, donated: dict[Value, int]) -> dict[Value, _Made]:
+def _made_of_arguments(graph: Graph, donated: dict[Value, int]) -> dict[Value, _DerivedValue]:
     """The values that are casts of donated arguments, also reshaped, and those side by side."""
-    made: dict[Value, _Made] = {}
+    made: dict[Value, _DerivedValue] = {}
     reshaped: dict[Value, Value] = {}  # arguments
     for n in graph.nodes:
         if n.op is RESHAPE and (x := reshaped.get(n.inputs[0], n.inputs[0])) in donated:
             reshaped[n.outputs[0]] = x
         elif n.op is CAST and (x := reshaped.get(n.inputs[0], n.inputs[0])) in donated and _pays(n):
-            made[n.outputs[0]] = _Made((x,), _cast_first(n, x))
+            made[n.outputs[0]] = _DerivedValue((x,), _cast_first(n, x))
         elif n.op is CONCATENATE and all(v in made for v in n.inputs):
             parts = [made[v] for v in n.inputs]
             sources = tuple(x for p in parts for x in p.sources)
             if len({*sources}) == len(sources):
-                made[n.outputs[0]] = _Made(sources, (*(m for p in parts for m in p.nodes), n))
+                made[n.outputs[0]] = _DerivedValue(sources, (*(m for p in parts for m in p.nodes),
+                                                             n))
     return made
 
 
-def _parts_of_joined(graph: Graph, kept: dict[Value, _Made]) -> dict[Value, Node]:
+def _parts_of_joined(graph: Graph, kept: dict[Value, _DerivedValue]) -> dict[Value, Node]:
     """Copies that lie in those of which they are parts: one more of their own would be written."""
     found: dict[Value, Node] = {}
     for n in reversed(graph.nodes):
@@ -141,7 +142,7 @@ def _pays(cast: Node) -> bool:
             and y.dtype.bits < x.dtype.bits and not y.dtype.packed)
 
 
-def _again(nodes: Sequence[Node], at: dict[Value, Value]) -> tuple[list[Node], Value]:
+def _copy_nodes(nodes: Sequence[Node], at: dict[Value, Value]) -> tuple[list[Node], Value]:
     """The nodes on other values, and what the last of them makes."""
     env, made = dict(at), list[Node]()
     for n in nodes:

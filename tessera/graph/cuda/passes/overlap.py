@@ -54,14 +54,14 @@ def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int]
         regions = _regions(step, region_of)
         if k in numbers:
             if _takes_engines(step):  # its own part is brought to its place in front of it
-                need = max((n for n, other in running.items() if _meet(regions, other)),
+                need = max((n for n, other in running.items() if _has_hazard(regions, other)),
                            default=None)
                 if need is not None:
                     awaited[k] = need
                     running = {n: r for n, r in running.items() if n > need}
             running[numbers[k]] = regions
             continue
-        need = max((n for n, other in running.items() if k in alone or _meet(regions, other)),
+        need = max((n for n, other in running.items() if k in alone or _has_hazard(regions, other)),
                    default=None)
         if need is not None:
             awaited[k] = need
@@ -144,7 +144,7 @@ def _run_of(o: GroupOperand, region_of: RangeOf) -> ByteRange:
     return ByteRange(whole.block, begin, begin + max(prod(o.shape), 1) * size)
 
 
-def _meet(step: Regions, other: Regions) -> bool:
+def _has_hazard(step: Regions, other: Regions) -> bool:
     """Whether a step has to wait for a collective that is under way."""
     (reads, writes), (sent, received) = step, other
     return any(a.meets(b) for a in (*reads, *writes) for b in received) or any(

@@ -18,7 +18,7 @@ from ...ir import Graph, Node, Value, readers_of
 from ...op import Aval
 from ...ops.kernel import KERNEL, KernelCall
 from ...simplify import Rewriter, rebuild, remove_dead
-from .library_ops import joined, swaps_last
+from .library_ops import merged_line, swaps_last
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def multiply_packed(graph: Graph, chip: Generation) -> Graph:
         if found is None or out.ndim != 2 or not whole or not (
                 0 < out.shape[0] <= MOST_ROWS) or 0 in (out.shape[1], x.aval.shape[1]):
             return None
-        rw.where = node.where if node.op.name == "matmul" else joined(node.where, [made, node])
+        rw.where = node.where if node.op.name == "matmul" else merged_line(node.where, [made, node])
         return _launch(rw, x, found, out)
 
     return remove_dead(rebuild(graph, visit))

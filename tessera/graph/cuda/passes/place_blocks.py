@@ -26,8 +26,8 @@ from ...op import OPS, Aval, by_engines
 from ...schedule.loop_axes import extents_of
 from ..kernels.anchors import row_lines, whole_rows, whole_steps
 from ..kernels.matmul_form import is_narrow
+from .data_movement import is_plain_loop
 from .library_ops import PRODUCT, card_beside, quickest_blocks
-from .move_passes import is_plain_loop
 
 MOST_ADDED = 5  # parts that a loop reads beside what else it needs
 MOST_INSIDE = 8  # in an iteration of a loop, where a launch more is worse than reads

@@ -35,9 +35,9 @@ from .attention_kernels import WIDEST
 from .attention_masks import takes_matrix
 from .weighted_keys import (
     Heads,
-    Kept,
     Mask,
     Matrices,
+    NotFusible,
     Reader,
     WeightedKeys,
     ends_first,
@@ -73,7 +73,7 @@ class Fused:
 
 
 # --- the call ----------------------------------------------------------------------------------
-def _moved(x: Tensor, moves: Sequence[Node]) -> Tensor:
+def _apply_moves(x: Tensor, moves: Sequence[Node]) -> Tensor:
     """Rows moved as those of scores, whatever the last axis is."""
     for m in moves:
         x = F.transpose(x, m.attrs["axes"]) if m.op.name == "transpose" else F.reshape(
@@ -158,17 +158,18 @@ def _call(found: WeightedKeys, heads: Heads, turned: bool, rule: dict[str, Any],
         wide = q.type if q.dtype is v.dtype else F32
         q, k, v = (x if x.dtype is wide.dtype else convert(x, wide) for x in (q, k, v))
         rows = scores.product.outputs[0].aval.shape[:-1]
-        q = _moved(F.broadcast_to(q, (*rows, q.shape[-1])) if q.shape[:-1] != rows else q,
-                   scores.moves)
+        q = _apply_moves(F.broadcast_to(q, (*rows, q.shape[-1])) if q.shape[:-1] != rows else q,
+                         scores.moves)
         q = F.reshape(q, (heads.B, heads.H, S, q.shape[-1]))
-        k, v = _matrices(F.transpose(k, _turned(k)) if turned else k, heads), _matrices(v, heads)
+        k, v = _matrices(F.transpose(k, _transposed_axes(k)) if turned else k,
+                         heads), _matrices(v, heads)
         n = sum(m.kind == "ends" for m in masks)
         mask = _mask(masks[n:], xs[n:len(masks)], found, heads.split)
         given = [q, k, v, *(() if mask is None else (mask,))]
         given += [key_spans(q, k, None, _lengths(x)) for x in xs[:n]]
         y = apply(ATTENTION, *given, **attrs) if found.key is None else apply(
             DROPOUT_ATTENTION, *given, xs[-1], dropout=found.dropout, together=True, **attrs)
-        y = _moved(F.reshape(y, (*lead, S, y.shape[-1])), found.moves)
+        y = _apply_moves(F.reshape(y, (*lead, S, y.shape[-1])), found.moves)
         y = F.reshape(y, found.node.outputs[0].aval.shape)
         for m in moves_of_out:
             y = apply(m.op, y, **m.attrs)
@@ -177,7 +178,7 @@ def _call(found: WeightedKeys, heads: Heads, turned: bool, rule: dict[str, Any],
     return run
 
 
-def _turned(x: Tensor) -> tuple[int, ...]:
+def _transposed_axes(x: Tensor) -> tuple[int, ...]:
     return (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
 
 
@@ -223,14 +224,14 @@ def _checked(found: WeightedKeys) -> None:
     (q, k), v = (x.aval for x in found.scores.product.inputs), found.node.inputs[1].aval
     weights = found.node.inputs[0].aval
     if not all(isinstance(n, int) and n for x in (q, k, v, weights) for n in x.shape):
-        raise Kept("extents are not numbers, or are 0")
+        raise NotFusible("extents are not numbers, or are 0")
     if any(x.dtype.kind != "float" or x.dtype.bits not in (16, 32) for x in (q, k, v, weights)) or (
             weights.dtype is not v.dtype or q.dtype is not k.dtype):
-        raise Kept("types are not those of attention: bf16, f16 or f32")
+        raise NotFusible("types are not those of attention: bf16, f16 or f32")
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
-        raise Kept(f"heads are wider than {WIDEST}")
+        raise NotFusible(f"heads are wider than {WIDEST}")
     if v.ndim < 2 or k.ndim < 2 or q.ndim < 2:
-        raise Kept("keys or values are vectors")
+        raise NotFusible("keys or values are vectors")
 
 
 def _need_gain(found: WeightedKeys, masks: Sequence[Mask]) -> None:
@@ -243,7 +244,8 @@ def _need_gain(found: WeightedKeys, masks: Sequence[Mask]) -> None:
         not takes_matrix(scores[-2], scores[-1], width))
     if 4 * math.prod(scores) <= ROOM and (wide or biased):
         what = "of f32" if wide else "with a bias for each"
-        raise Kept(f"those {what} are quicker so, and take {4 * math.prod(scores)} bytes of f32")
+        raise NotFusible(f"those {what} are quicker so, and take {4 * math.prod(scores)} bytes "
+                         "of f32")
 
 
 def _fused(graph: Graph, reader: Reader, found: WeightedKeys) -> Fused:
@@ -427,7 +429,7 @@ def fused_attention(graph: Graph) -> tuple[Graph, dict[str, str]]:
             if found is None:
                 continue
             fused = _fused(graph, reader, found)
-        except Kept as e:
+        except NotFusible as e:
             why[node] = str(e)
             continue
         matcher = matcher or Matcher(graph)

@@ -17,7 +17,7 @@ from ....runtime.generations import WarpgroupMatmul
 from ...ir import Graph, Node, Value, uses
 from ...op import Aval
 from ...simplify import Rewriter, remove_dead
-from .library_ops import MOST_PAIRS, PRODUCT, joined
+from .library_ops import MOST_PAIRS, PRODUCT, merged_line
 
 
 def sum_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
@@ -107,7 +107,7 @@ class _Sums:
         attrs = {**first.attrs, **{name: "".join(p.attrs[name] for p in products)
                                    for name in ("layout", "copied")}}
         out = Value(first.outputs[0].aval)
-        rw.where = joined(node.where, [*products, node])
+        rw.where = merged_line(node.where, [*products, node])
         made = Node(PRODUCT, tuple(v for p in products for v in p.inputs), attrs, (out,), rw.where)
         rw.add(made)
         return out if out.aval.shape == shape else rw.emit("reshape", out, shape=shape)

@@ -29,7 +29,7 @@ def replace_nodes(graph: Graph, replacements: Sequence[Replacement]) -> Graph:
     """
     wanted = list(replacements)
     while wanted:
-        rw, waiting = _written(graph, wanted)
+        rw, waiting = _rewrite(graph, wanted)
         if not waiting:
             outputs = tuple(rw.env[v] for v in graph.outputs)
             return remove_dead(replace(graph, nodes=tuple(rw.nodes), outputs=outputs))
@@ -37,7 +37,7 @@ def replace_nodes(graph: Graph, replacements: Sequence[Replacement]) -> Graph:
     return graph
 
 
-def _written(graph: Graph, replacements: Sequence[Replacement]
+def _rewrite(graph: Graph, replacements: Sequence[Replacement]
              ) -> tuple[Rewriter, list[Node | Replacement]]:
     """The new graph, and what of it waits for itself."""
     rw, made = Rewriter(), {n: r for r in replacements for n in r.nodes}

@@ -19,7 +19,7 @@ from ...schedule.library_call import LibraryCall
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.strips import LONG
-from .move_passes import is_plain, widens
+from .data_movement import is_plain, widens
 
 F32 = as_type("f32")
 Axes = tuple[int, ...]  # in order

@@ -13,7 +13,7 @@ from ...ir import Graph, Node, Value, producers_of
 from ...ops.score_function import PLACES, ScoreFunction
 from ...simplify import canonicalize, merge_common, remove_dead
 from ..kernels.spell import no_kernel, template
-from .linear_score import linear_terms, places, result_text
+from .linear_score import identity_terms, linear_terms, result_text
 
 FLOATS = ("fi", "fj")  # places of queries and keys as floats
 EXACT = frozenset({"{0} + {1}", "{0} - {1}", "tile.abs({0})"})  # in f32, of integers up to 2^24
@@ -58,7 +58,7 @@ def _terms(graph: Graph) -> str | None:
     graph = _opened(graph)
     s, b, h, i, j = graph.inputs
     w = _Writer({b: "b", h: "h"}, {}, producers_of(graph))
-    lines, terms = ["def terms(b, h):"], places(s, i, j)
+    lines, terms = ["def terms(b, h):"], identity_terms(s, i, j)
     for node in graph.nodes:
         (made,) = node.outputs
         if _constant(node):

@@ -14,7 +14,7 @@ from math import prod
 from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
 
 MOST = 4  # elements
 LEAST = 1 << 16  # elements in all, from which a pass over memory shows

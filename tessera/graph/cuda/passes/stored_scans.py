@@ -15,11 +15,11 @@ from ...ir import Graph, Node, Value, readers_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.scan_kinds import SCANS
 from ..kernels.scans import keeps_f64
-from .move_passes import is_plain, widens
+from .data_movement import is_plain, widens
 
 
 def scans_of_stored(graph: Graph) -> Graph:
-    readers, results, known = readers_of(graph), set(graph.outputs), _known(graph)
+    readers, results, known = readers_of(graph), set(graph.outputs), _constant_values(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: Sequence[Value]) -> Value | None:
         if known.issuperset(node.inputs):  # its value is that of the ops as they stand
@@ -40,7 +40,7 @@ def scans_of_stored(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _known(graph: Graph) -> set[Value]:
+def _constant_values(graph: Graph) -> set[Value]:
     """Values that depend on nothing but constants."""
     known: set[Value] = set()
     for node in graph.nodes:

@@ -27,7 +27,7 @@ HIDES = -1e8  # what is chosen or added below this leaves no weight
 MOVES = ("transpose", "reshape")
 
 
-class Kept(Exception):
+class NotFusible(Exception):
     """Why weights stay in memory, in words."""
 
 
@@ -57,7 +57,7 @@ class Scores:
 
     def times(self, c: float) -> Scores:
         if not c > 0 and (self.masks or self.cap):
-            raise Kept(f"scores with a mask or a cap are multiplied by {c}")
+            raise NotFusible(f"scores with a mask or a cap are multiplied by {c}")
         return Scores(self.product, self.scale * c, self.cap * c, tuple(
             Mask(m.value, m.kind, m.number * c, m.moves) for m in self.masks), self.moves)
 
@@ -171,21 +171,21 @@ class Reader:
         node = self.made.get(v)
         rule = None if node is None else SCORES.get(node.op.name)
         if node is None or rule is None:
-            raise Kept(f"scores come from {'outside' if node is None else node.op.name}")
+            raise NotFusible(f"scores come from {'outside' if node is None else node.op.name}")
         return rule(self, node)
 
     def either(self, node: Node) -> tuple[Scores, Value, int]:
         """Of an op of two operands the scores, the other one, and where the scores stand."""
-        why: Kept | None = None
+        why: NotFusible | None = None
         for i in (0, 1):
             v, other = node.inputs[i], node.inputs[1 - i]
             if v.aval.shape != node.outputs[0].aval.shape or self.known(v) is not None:
                 continue
             try:
                 return self.scores(v), other, i
-            except Kept as e:
+            except NotFusible as e:
                 why = why or e
-        raise why or Kept(f"scores are repeated by {node.op.name}")
+        raise why or NotFusible(f"scores are repeated by {node.op.name}")
 
     def weights(self, v: Value) -> tuple[Node, Value] | None:
         """The op that ends softmax(X), and X, if v is that."""
@@ -258,7 +258,7 @@ class Reader:
                 break
             if key is None and (drop := self.dropped(v)) is not None:
                 if any(m.op.name == "transpose" for m in moves):
-                    raise Kept("weights are transposed behind dropout")
+                    raise NotFusible("weights are transposed behind dropout")
                 v, p, key = drop
                 continue
             if made is None or made.op.name not in (*MOVES, "cast"):
@@ -268,9 +268,9 @@ class Reader:
                 moves.insert(0, made)
             v = made.inputs[0]
         if not all(keeps_columns(m) for m in moves):
-            raise Kept("keys do not stay the last axis of the weights")
+            raise NotFusible("keys do not stay the last axis of the weights")
         if key is not None and any(m.op.name == "transpose" for m in moves):
-            raise Kept("weights are transposed in front of dropout")
+            raise NotFusible("weights are transposed in front of dropout")
         return WeightedKeys(node, found[0], self.scores(found[1]), found[1], tuple(moves), divided,
                             p, key)
 
@@ -286,7 +286,7 @@ class Reader:
             for x in node.inputs:
                 if x.aval.shape == v.aval.shape and self.known(x) is None:
                     if self.weights(x):
-                        raise Kept(f"{node.op.name} changes the weights")
+                        raise NotFusible(f"{node.op.name} changes the weights")
                     self._need_no_weights(x)
 
 
@@ -301,15 +301,15 @@ def _product(r: Reader, node: Node) -> Scores:
     return Scores(node)
 
 
-def _same(r: Reader, node: Node) -> Scores:
+def _elementwise_scores(r: Reader, node: Node) -> Scores:
     if node.outputs[0].aval.shape != node.inputs[0].aval.shape:
-        raise Kept(f"scores are repeated by {node.op.name}")
+        raise NotFusible(f"scores are repeated by {node.op.name}")
     return r.scores(node.inputs[0])
 
 
 def _move(r: Reader, node: Node) -> Scores:
     if not keeps_columns(node):
-        raise Kept(f"keys do not stay the last axis behind {node.op.name}")
+        raise NotFusible(f"keys do not stay the last axis behind {node.op.name}")
     return r.scores(node.inputs[0]).moved(node)
 
 
@@ -317,7 +317,7 @@ def _times(r: Reader, node: Node) -> Scores:
     found, other, at = r.either(node)
     c = r.number(other)
     if c is None or not math.isfinite(c) or not c or node.op.name == "div" and at:
-        raise Kept("scores are multiplied by what is no number: multiply the queries")
+        raise NotFusible("scores are multiplied by what is no number: multiply the queries")
     return found.times(c if node.op.name == "mul" else 1 / c)
 
 
@@ -341,24 +341,25 @@ def _where(r: Reader, node: Node) -> Scores:
         fill = r.number(other)
         if fill is not None and v.aval.shape == node.outputs[0].aval.shape:
             if not fill <= HIDES:
-                raise Kept(f"hidden scores are {fill}: -inf hides them wholly")
+                raise NotFusible(f"hidden scores are {fill}: -inf hides them wholly")
             kind = ("seen", "hidden")[i]
             found = r.scores(v)
             for x in r.parts(seen, ("bitwise_and", "bitwise_or")[i]):
                 found = found.masked(x, kind, fill)
             return found
-    raise Kept("scores are chosen from two tensors")
+    raise NotFusible("scores are chosen from two tensors")
 
 
 def _cap(r: Reader, node: Node) -> Scores:
     found = r.scores(node.inputs[0])
     if found.masks or found.cap:
-        raise Kept("tanh of scores behind a mask or a cap")
+        raise NotFusible("tanh of scores behind a mask or a cap")
     return Scores(found.product, found.scale, 1.0, (), found.moves)
 
 
 SCORES: dict[str, Any] = {
-    "matmul": _product, "cast": _same, "broadcast_to": _same, "transpose": _move, "reshape": _move,
+    "matmul": _product, "cast": _elementwise_scores, "broadcast_to": _elementwise_scores,
+    "transpose": _move, "reshape": _move,
     "mul": _times, "div": _times, "neg": _neg, "add": _plus, "sub": _plus, "where": _where,
     "tanh": _cap}
 
@@ -434,13 +435,13 @@ def matrices_met(found: WeightedKeys, k: Matrices, v: Matrices) -> Heads:
     values = values.reshape(shape)
     for x in (keys, values):
         if x.shape != shape or (x != x[..., :1]).any():
-            raise Kept("queries of one head meet different keys or values")
+            raise NotFusible("queries of one head meet different keys or values")
     for split in sorted(range(len(lead) + 1), key=lambda i: i != 1):
         B, H = math.prod(lead[:split]), math.prod(lead[split:])
         group = _grouped(B, H, (keys[..., 0], values[..., 0]))
         if group is not None and B * H // group == keys.max() + 1 == values.max() + 1:
             return Heads(B, H, split, group)
-    raise Kept("heads of queries do not read those of keys and values in groups")
+    raise NotFusible("heads of queries do not read those of keys and values in groups")
 
 
 # --- masks that are known ----------------------------------------------------------------------
@@ -528,5 +529,5 @@ def _hides(rule: dict[str, Any], behind: np.ndarray) -> np.ndarray:
     return hidden | (abs(behind) >= rule["window"]) if "window" in rule else hidden
 
 
-__all__ = ["HIDES", "Heads", "Kept", "Mask", "Matrices", "Reader", "Scores", "WeightedKeys",
+__all__ = ["HIDES", "Heads", "NotFusible", "Mask", "Matrices", "Reader", "Scores", "WeightedKeys",
            "ends_first", "is_known", "matrices_met", "moved_rows", "reach_of"]

@@ -58,7 +58,7 @@ def keep_waves_whole(groups: Sequence[FusionGroup], target: ScheduleTarget, mult
         if sends:
             brings.add(run[0])
             left = max(left, 0.0) + _bytes(first) * FLOPS_PER_BYTE
-            taken = _taken(first)
+            taken = _communication_blocks(first)
         elif first.kind == "view":
             brings.update(run if needs & brings else ())
         else:
@@ -82,7 +82,7 @@ def one_wave(group: FusionGroup, multiprocessors: int, taken: int, shared_bytes:
     return multiprocessors - taken < blocks <= multiprocessors
 
 
-def _taken(message: FusionGroup) -> int:
+def _communication_blocks(message: FusionGroup) -> int:
     """Multiprocessors that it has."""
     attrs = message.nodes[0].attrs
     return 0 if by_engines(attrs) else attrs.get("blocks", 0) or SPARE

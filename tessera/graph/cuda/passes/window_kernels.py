@@ -33,8 +33,8 @@ from ...operand import convert
 from ...ops.contract import matmul_compute
 from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 from ...simplify import Rewriter, rebuild, remove_dead
-from .few_channels import Patches, filters_from, filters_of, patches_of
-from .move_passes import is_plain_loop
+from .data_movement import is_plain_loop
+from .space_to_depth import Patches, filters_from, filters_of, patches_of
 
 F32 = as_type("f32")
 STEPS = 64, 32, 16  # channels of 16 bits that a copy may bring of a pixel, and depths of a step
@@ -69,7 +69,7 @@ def unfolds(node: Node, chip: Generation) -> bool:
 
 
 def has_few_channels(node: Node, chip: Generation) -> bool:
-    """Whether it is unfolded after pixels were joined (few_channels.py)."""
+    """Whether it is unfolded after pixels were joined (space_to_depth.py)."""
     first, second, out = (v.aval for v in (*node.inputs, *node.outputs))
     filters = (second if node.op is CONV_FILTER else out).shape[1]
     return (node.op is not CONV_INPUT and chip.warpgroup_matmul is not None
@@ -267,12 +267,12 @@ def sink_transposes(graph: Graph) -> Graph:
         return graph
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if len(node.outputs) != 1 or not any(_turned(rw, v) for v in inputs):
+        if len(node.outputs) != 1 or not any(_is_channels_first(rw, v) for v in inputs):
             return None
         if node.op.reduction and len(inputs) == 1 and "axis" in node.attrs:
             return _reduced(rw, node, inputs[0])
         if is_plain_loop(node) and node.outputs[0].aval.ndim == 4:
-            made = rw.emit(node.op.name, *(_behind(rw, v) for v in inputs), **node.attrs)
+            made = rw.emit(node.op.name, *(_channels_last(rw, v) for v in inputs), **node.attrs)
             return rw.emit("transpose", made, axes=TO_FRONT)
         return None
 
@@ -283,15 +283,15 @@ def _fronts(node: Node) -> bool:
     return node.op.name == "transpose" and tuple(node.attrs["axes"]) == TO_FRONT
 
 
-def _turned(rw: Rewriter, v: Value) -> bool:
+def _is_channels_first(rw: Rewriter, v: Value) -> bool:
     made = rw.producer.get(v)
     return made is not None and _fronts(made)
 
 
-def _behind(rw: Rewriter, v: Value) -> Value:
+def _channels_last(rw: Rewriter, v: Value) -> Value:
     """An operand with its channels behind: as it was before it was transposed, a number as it is,
     and others transposed."""
-    if _turned(rw, v):
+    if _is_channels_first(rw, v):
         return rw.producer[v].inputs[0]
     if v.aval.ndim == 0:
         return v
@@ -306,7 +306,7 @@ def _reduced(rw: Rewriter, node: Node, x: Value) -> Value | None:
     left = [a for a in TO_FRONT if a not in axis]
     if not attrs.get("keepdims") and left != sorted(left):
         return None
-    made = rw.emit(node.op.name, _behind(rw, x), **{**attrs, "axis": tuple(sorted(axis))})
+    made = rw.emit(node.op.name, _channels_last(rw, x), **{**attrs, "axis": tuple(sorted(axis))})
     return rw.emit("transpose", made, axes=TO_FRONT) if attrs.get("keepdims") else made
 
 

@@ -24,7 +24,7 @@ from ....kernels.windows import (
 from ....numerics import as_type
 from ....tensor import Tensor
 from ... import functions as F
-from ...element import Element, places
+from ...element import Element, index_names
 from ...expand import expand_by
 from ...flops import per_operand
 from ...ir import Graph, Node, Value, uses
@@ -220,7 +220,7 @@ def _element(g: Aval, spatial: Ints, window: Ints, stride: Ints, dilation: Ints,
         tests = [f"(({within}) % {d} == 0)"] * (d > 1) + [
             f"({within} <= {d * (k - 1)})"] * ((n - 1) * s + s - 1 > d * (k - 1))
         at.append(f"where({' & '.join(tests)}, {number}, -1)" if tests else number)
-    return Element(f"x0[{places([*range(lead), *at])}]", over=terms)
+    return Element(f"x0[{index_names([*range(lead), *at])}]", over=terms)
 
 
 SPREAD = library_call("window_spread", element=_element, flops=per_operand)

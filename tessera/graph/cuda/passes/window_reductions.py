@@ -13,7 +13,7 @@ from math import inf, prod
 
 from ....lazy_dataclass import dataclass
 from ....numerics import as_type
-from ...element import Element, places
+from ...element import Element, index_names
 from ...flops import per_operand
 from ...ir import Graph, Node, Value
 from ...op import Aval
@@ -34,7 +34,7 @@ def _element(x: Aval, way: str, window: Ints, stride: Ints, dilation: Ints, befo
     lead = x.ndim - len(window)
     at = [f"o{lead + i} * {s} + r{i} * {d} - {b}" for i, (s, d, b) in
           enumerate(zip(stride, dilation, before, strict=True))]
-    return Element(f"x0[{places([*range(lead), *at])}]", over=window, way=way)
+    return Element(f"x0[{index_names([*range(lead), *at])}]", over=window, way=way)
 
 
 WINDOWS = {way: library_call(f"window_{way}", element=_element, flops=per_operand)

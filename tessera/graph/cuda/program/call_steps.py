@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 def call_steps(space: Workspace, stream: int) -> list[TimedStep]:
     """The steps of a call with this memory, whose kernels go to a stream."""
-    return _Steps(space, stream).made()
+    return _StepSequence(space, stream).made()
 
 
 def _by_host(space: Workspace | IterationArguments, step: LoopStep) -> None:
     space.host_loop(step).run(space.pointer)
 
 
-class _Steps:
+class _StepSequence:
     """The steps so far, and what is under way beside the stream.
 
     copies: those between the host and the device.  side: the stream of collectives, which run
@@ -95,7 +95,7 @@ class _Steps:
         """A loop whose iterations are launches like the others."""
         loop = self.space.loop(step)
         for made, it in zip(loop.around(self.space), loop.iterations, strict=True):
-            self.found += _Steps(made, self.stream, self.depth).made()
+            self.found += _StepSequence(made, self.stream, self.depth).made()
             self._copies(made.outer, it.copies)
         self._copies(self.space, loop.ends)
 
@@ -110,8 +110,8 @@ class _Steps:
         self._copies(self.space, loop.before())
         self._add("fill", loop.clear(self.stream), buffers=frozenset())
         self._test(loop)
-        inside = _Steps(self.space, stream, self.depth + 1)
-        inside.found += _Steps(loop.iteration(self.space), stream, self.depth + 1).made()
+        inside = _StepSequence(self.space, stream, self.depth + 1)
+        inside.found += _StepSequence(loop.iteration(self.space), stream, self.depth + 1).made()
         inside._copies(self.space, loop.copies)
         inside._test(loop)
         buffers = frozenset(name for s in inside.found for name in s.what.buffers)
@@ -120,7 +120,7 @@ class _Steps:
         self._copies(self.space, loop.behind())
 
     def _test(self, loop: WhileLaunches) -> None:
-        self.found += _Steps(loop.tested(self.space), self.stream, self.depth).made()
+        self.found += _StepSequence(loop.tested(self.space), self.stream, self.depth).made()
         self._copies(self.space, loop.answered())
 
     def _copies(self, outer: LaunchArguments, copies: Sequence[RowCopy]) -> None:

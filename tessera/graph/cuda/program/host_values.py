@@ -34,7 +34,7 @@ def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:
     return block
 
 
-class Drawn:
+class HostDraws:
     """What the host computes at each call, for many steps of the random state at a time.
 
     names: of the values. places: of each in a row that has those of a step, begin and end in bytes.
@@ -108,4 +108,4 @@ class Drawn:
         return [row + begin for begin, _ in self.places.values()]
 
 
-__all__ = ["Drawn", "block_of"]
+__all__ = ["HostDraws", "block_of"]

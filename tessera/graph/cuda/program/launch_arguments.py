@@ -14,7 +14,7 @@ from ....runtime.device import Device
 from ....runtime.sentinel_words import owned
 from .batch_launch import BatchLaunch
 from .node_kernels import NodeLaunch
-from .placed_launch import Place, PlacedLaunch, Pointed
+from .placed_launch import BufferAddress, PlacedLaunch, Pointed
 from .run import CudaProgram, GroupLaunch
 
 
@@ -104,18 +104,18 @@ class LaunchArguments:
         self.follow(base, made, offset * dtype.numpy.itemsize)
         return made
 
-    def _placed(self, name: str, at: int) -> Place:
+    def _placed(self, name: str, at: int) -> BufferAddress:
         """Where a buffer lies from a byte on, in any call."""
-        made = Place()
+        made = BufferAddress()
         self.follow(self.program.base(name), made, at)
         return made
 
-    def _zeros(self, name: str) -> Place:
+    def _zeros(self, name: str) -> BufferAddress:
         """Memory for a buffer in which launches count, which leave zeros there."""
         if name not in self.counters:
             made = self.counters[name] = Memory(self.program.plan.buffer(name).nbytes, self.device)
             made.write(np.zeros(made.nbytes, np.uint8))
-        return Place(self.counters[name].pointer)
+        return BufferAddress(self.counters[name].pointer)
 
 
 __all__ = ["LaunchArguments"]

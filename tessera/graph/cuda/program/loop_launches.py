@@ -27,7 +27,7 @@ from .compile_program import compile_launches
 from .launch_arguments import LaunchArguments
 from .loop_steps import DeviceLoop, LoopStep
 from .node_kernels import NodeLaunch, copy_placed
-from .placed_launch import Place, Pointed
+from .placed_launch import BufferAddress, Pointed
 
 if TYPE_CHECKING:
     from .while_launches import WhileLaunches
@@ -38,20 +38,20 @@ COMPILED_FIRST = 16  # iterations: rows begin in as many ways at most, counted i
 
 
 @dataclass(frozen=True)
-class Lies:
+class BufferOffset:
     """Where something begins: a byte of a buffer of the program around a loop, or of the device."""
 
     buffer: str
     byte: int
 
-    def behind(self, nbytes: int) -> Lies:
-        return Lies(self.buffer, self.byte + nbytes)
+    def behind(self, nbytes: int) -> BufferOffset:
+        return BufferOffset(self.buffer, self.byte + nbytes)
 
 
 @dataclass(frozen=True)
 class RowCopy:
-    target: Lies
-    source: Lies
+    target: BufferOffset
+    source: BufferOffset
     nbytes: int
 
 
@@ -59,7 +59,7 @@ class RowCopy:
 class Iteration:
     """Where the buffers of the body lie, by name, and what is copied behind its launches."""
 
-    given: dict[str, Lies]
+    given: dict[str, BufferOffset]
     copies: tuple[RowCopy, ...]
 
 
@@ -96,7 +96,7 @@ class IterationArguments(LaunchArguments):
     """The arrays of one iteration's launches. given: where buffers lie that are no memory of the
     body's own."""
 
-    def __init__(self, outer: LaunchArguments, body: Workspace, given: dict[str, Lies]):
+    def __init__(self, outer: LaunchArguments, body: Workspace, given: dict[str, BufferOffset]):
         super().__init__()
         self.outer, self.body, self.given = outer, body, given
         self.program, self.device, self.block = body.program, body.device, body.block
@@ -151,8 +151,8 @@ def copy_of(outer: LaunchArguments, copy: RowCopy, stream: int) -> tuple[Any, fr
     """What copies rows in a call, and the buffers whose addresses it is given."""
     names = set[str]()
 
-    def placed(lies: Lies) -> Place:
-        place = Place(lies.byte)
+    def placed(lies: BufferOffset) -> BufferAddress:
+        place = BufferAddress(lies.byte)
         if lies.buffer:
             base = outer.program.base(lies.buffer)
             outer.follow(base, place, lies.byte)
@@ -185,18 +185,18 @@ class _Plan:
             order, [*order[1:], None], strict=False)]
         if not order:
             self._copies(zip(map(begin_of, self.ends), self.carry, self.ends, strict=True))
-        return found, _joined(self.late)
+        return found, _coalesced_copies(self.late)
 
     def _iteration(self, i: int, following: int | None) -> Iteration:
         """following: the number of the iteration behind this one."""
-        inputs = [Lies("", self.loop.numbers.pointer + NUMBER_BYTES * i), *self.carry,
+        inputs = [BufferOffset("", self.loop.numbers.pointer + NUMBER_BYTES * i), *self.carry,
                   *(rows.at(i) for rows in self.rows), *self.consts]
         given = dict(zip(self.program.lowered.inputs, inputs, strict=True))
         busy = set(self.carry)
         for base in dict.fromkeys(b for b in self.results if b in self.own):
             given[base] = self._place_of(base, i, following, busy)
             busy.add(given[base])
-        sources = [given.get(b) or Lies("", self.memory[b][0]) for b in self.results]
+        sources = [given.get(b) or BufferOffset("", self.memory[b][0]) for b in self.results]
         n, after = self.form.carries, []
         copies = list(zip((s.at(i) for s in self.stacks), sources[n:],
                           (s.row for s in self.stacks), strict=True))
@@ -213,7 +213,8 @@ class _Plan:
                 self.carry.append(source)
         return Iteration(given, tuple(self._copies([*copies, *after])))
 
-    def _place_of(self, base: str, i: int, following: int | None, busy: set[Lies]) -> Lies:
+    def _place_of(self, base: str, i: int, following: int | None,
+                  busy: set[BufferOffset]) -> BufferOffset:
         """Where an iteration writes a result: in a row of what is stacked, where the carry ends, or
         in a slot. What is stacked at the begin of the next iteration is written there, too."""
         n, nbytes = self.form.carries, self.program.plan.buffer(base).nbytes
@@ -229,14 +230,14 @@ class _Plan:
             return begin_of(self.ends[carries[0]])
         return self._slot(nbytes, busy)
 
-    def _slot(self, nbytes: int, busy: set[Lies]) -> Lies:
+    def _slot(self, nbytes: int, busy: set[BufferOffset]) -> BufferOffset:
         """Memory in which nothing lies that is read yet."""
         for at, memory in self.loop.slots.items():
-            if memory.nbytes == nbytes and Lies("", at) not in busy:
-                return Lies("", at)
+            if memory.nbytes == nbytes and BufferOffset("", at) not in busy:
+                return BufferOffset("", at)
         new = DeviceBuffer(nbytes, self.loop.body.device)
         self.loop.slots[new.pointer] = new
-        return Lies("", new.pointer)
+        return BufferOffset("", new.pointer)
 
     def _copies(self, wanted: Any) -> Iterator[RowCopy]:
         """Those of (target, source, what) that have to be made now: what lies in buffers of the
@@ -262,7 +263,7 @@ class _Rows:
     def row(self) -> GroupOperand:
         return replace(self.whole, shape=self.whole.shape[1:])
 
-    def at(self, i: int) -> Lies:
+    def at(self, i: int) -> BufferOffset:
         return begin_of(self.whole).behind(i * bytes_of(self.row))
 
     def takes(self, nbytes: int) -> bool:
@@ -270,16 +271,16 @@ class _Rows:
         return nbytes == bytes_of(self.row) and nbytes % ROW_BYTES == 0
 
 
-def begin_of(o: GroupOperand) -> Lies:
+def begin_of(o: GroupOperand) -> BufferOffset:
     assert o.layout is None
-    return Lies(o.name, o.offset * o.type.dtype.numpy.itemsize)
+    return BufferOffset(o.name, o.offset * o.type.dtype.numpy.itemsize)
 
 
 def bytes_of(o: GroupOperand) -> int:
     return stored_bytes(o.shape, o.type.dtype)
 
 
-def _joined(copies: Sequence[RowCopy]) -> list[RowCopy]:
+def _coalesced_copies(copies: Sequence[RowCopy]) -> list[RowCopy]:
     """The same copies, of neighbours from neighbours as one."""
     found: list[RowCopy] = []
     for c in sorted(copies, key=lambda c: (c.target.buffer, c.target.byte)):
@@ -292,5 +293,5 @@ def _joined(copies: Sequence[RowCopy]) -> list[RowCopy]:
     return found
 
 
-__all__ = ["IterationArguments", "Lies", "LoopLaunches", "RowCopy", "begin_of", "bytes_of",
+__all__ = ["IterationArguments", "BufferOffset", "LoopLaunches", "RowCopy", "begin_of", "bytes_of",
            "compile_arguments", "copy_of"]

@@ -47,7 +47,7 @@ from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.kernel_text import KernelText
 from ..passes.packed_values import elements_of, stored_array
-from .placed_launch import Place, PlacedLaunch
+from .placed_launch import BufferAddress, PlacedLaunch
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +350,8 @@ class NodeLaunch:
                 read(o.name).reshape(-1)[...] = stored_array(flat, o.type).reshape(-1)
 
     # --- on a GPU -------------------------------------------------------------------------------
-    def steps(self, place: Callable[[str, int], Place], zeros: Callable[[str], Place],
+    def steps(self, place: Callable[[str, int], BufferAddress], zeros: Callable[[str],
+                                                                                BufferAddress],
               key: Callable[[str], tuple[int, int]], index: int, stream: int
               ) -> list[tuple[str, Callable[[], Any]]]:
         """Copies of what it writes, then the launch, with what each is: fill | copy | kernel.
@@ -428,11 +429,11 @@ class NodeLaunch:
         return [(n, buffer, begin[n], shapes[n]) for n, buffer in self.buffers().items()]
 
 
-def _fill(target: Place, byte: int, nbytes: int, stream: int) -> None:
+def _fill(target: BufferAddress, byte: int, nbytes: int, stream: int) -> None:
     fill_bytes(target.pointer, byte, nbytes, stream)
 
 
-def copy_placed(target: Place, source: Place, nbytes: int, stream: int) -> None:
+def copy_placed(target: BufferAddress, source: BufferAddress, nbytes: int, stream: int) -> None:
     """Nothing where the operand's memory is the result's."""
     if target.pointer != source.pointer:
         copy_bytes(target.pointer, source.pointer, nbytes, stream)

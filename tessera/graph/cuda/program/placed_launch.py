@@ -1,6 +1,6 @@
 """Launches of a program's kernels, again and again, on arrays that lie elsewhere from call to call.
 
-    at = Place()                                   # a program keeps its pointer up to date
+    at = BufferAddress()                                   # a program keeps its pointer up to date
     launch = PlacedLaunch(kernel, (at, ...), stream)
     launch()
 
@@ -23,12 +23,12 @@ Find = Callable[[tuple[int, ...]], Recipe]  # by pointers
 
 
 class Pointed(Protocol):
-    """What lies somewhere: a Place, or an array."""
+    """What lies somewhere: a BufferAddress, or an array."""
 
     pointer: int
 
 
-class Place:
+class BufferAddress:
     """Where a buffer lies in the call under way, or a part of it."""
 
     __slots__ = ("pointer",)
@@ -81,4 +81,4 @@ class PlacedLaunch:
         return recipe
 
 
-__all__ = ["Place", "PlacedLaunch"]
+__all__ = ["BufferAddress", "PlacedLaunch"]

@@ -48,14 +48,14 @@ def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> lis
         return results
     late_checks.settle()
     late_checks.settle(wait=True, most=late_checks.MOST - 1)
-    call = LateCall(graph, space, [_kept(x) for x in leaves])
+    call = LateCall(graph, space, [_snapshot(x) for x in leaves])
     results = space.run(leaves)
     call.begin()
     late_checks.add(call)
     return results
 
 
-def _kept(x: Tensor) -> Tensor:
+def _snapshot(x: Tensor) -> Tensor:
     """An argument as it is now. What lies on a GPU is not written before it is looked at."""
     return Tensor(x.array.copy(), x.type) if x.place == HOST else x
 
@@ -93,7 +93,7 @@ class WatchedCall:
         try:
             _rewind(self.random, space.program)
             told = self._not_seen(bad) if bad or inside else [f for f in found if f.overflow]
-            _tell([placed(space.program, f) for f in told if f.what == "store"])
+            _tell([with_launch_names(space.program, f) for f in told if f.what == "store"])
         finally:
             set_state(now)
 
@@ -209,7 +209,7 @@ def _buffer(launch: GroupLaunch | NodeLaunch, found: BadElements) -> str:
     return launch.arguments[names.index(found.site.message)][0]
 
 
-def placed(program: CudaProgram, found: BadElements) -> BadElements:
+def with_launch_names(program: CudaProgram, found: BadElements) -> BadElements:
     """With the names of this launch's ops, and the user's line."""
     launch = program.launches[found.launch.part]
     ops = " ".join(dict.fromkeys(s.op for s in launch.group.steps))
@@ -231,4 +231,4 @@ def placed(program: CudaProgram, found: BadElements) -> BadElements:
     return replace(found, launch=replace(named, shapes=shapes), site=site, index=index)
 
 
-__all__ = ["checked_buffers", "count_results", "placed", "run_watched"]
+__all__ = ["checked_buffers", "count_results", "with_launch_names", "run_watched"]

@@ -20,8 +20,8 @@ from ....runtime.conditional_nodes import NUMBER_BYTES, WhileNode
 from ....runtime.graphs import recording_stream
 from .launch_arguments import LaunchArguments
 from .loop_launches import (
+    BufferOffset,
     IterationArguments,
-    Lies,
     RowCopy,
     begin_of,
     bytes_of,
@@ -47,9 +47,9 @@ class WhileLaunches:
         self.made = self._places_of_results()
         self.copies = self._copies()
 
-    def _new(self, nbytes: int) -> Lies:
+    def _new(self, nbytes: int) -> BufferOffset:
         self._held.append(DeviceBuffer(max(nbytes, 1), self.body.device))
-        return Lies("", self._held[-1].pointer)
+        return BufferOffset("", self._held[-1].pointer)
 
     # --- around the node ------------------------------------------------------------------------
     def before(self) -> list[RowCopy]:
@@ -79,19 +79,19 @@ class WhileLaunches:
         if result.own:
             return []
         given = self._inputs(self.test, self.numbers)
-        source = given.get(result.base) or Lies("", self.test.memory[result.base][0])
+        source = given.get(result.base) or BufferOffset("", self.test.memory[result.base][0])
         return [RowCopy(self.goes_on, source, 1)]
 
     def iteration(self, outer: LaunchArguments) -> IterationArguments:
         """What the body's launches are given."""
         return self._ready(IterationArguments(outer, self.body, self._given_inside() | self.made))
 
-    def _given_inside(self) -> dict[str, Lies]:
+    def _given_inside(self) -> dict[str, BufferOffset]:
         return self._inputs(self.body, self.numbers.behind(NUMBER_BYTES))
 
-    def _places_of_results(self) -> dict[str, Lies]:
+    def _places_of_results(self) -> dict[str, BufferOffset]:
         """Where an iteration writes them: where what is carried lies, if nobody reads that then."""
-        program, made = self.body.program, dict[str, Lies]()
+        program, made = self.body.program, dict[str, BufferOffset]()
         results = [r for r in self.body.results if r.own]
         for at, name, r in zip(self.carry, program.lowered.inputs[1:], self.body.results,
                                strict=False):
@@ -107,7 +107,7 @@ class WhileLaunches:
         given, carried = self._given_inside() | self.made, set(self.carry)
         first, last = list[RowCopy](), list[RowCopy]()
         for at, o, r in zip(self.carry, self.step.group.writes, self.body.results, strict=True):
-            source = given.get(r.base) or Lies("", self.body.memory[r.base][0])
+            source = given.get(r.base) or BufferOffset("", self.body.memory[r.base][0])
             if source == at or not bytes_of(o):
                 continue
             if source in carried:  # which the copies behind write over
@@ -129,7 +129,7 @@ class WhileLaunches:
             compile_arguments([one for one in chosen if one.body is space])
             space.compile_loops()
 
-    def _inputs(self, space: Workspace, number: Lies) -> dict[str, Lies]:
+    def _inputs(self, space: Workspace, number: BufferOffset) -> dict[str, BufferOffset]:
         consts = self.form.split(self.step.group.reads)[2]
         lies = [number, *self.carry, *map(begin_of, consts)]
         return dict(zip(space.program.lowered.inputs, lies, strict=True))

@@ -34,7 +34,7 @@ from .collective_steps import CollectiveStep
 from .compile_program import compile_launches
 from .graph_limits import launched_by_host, no_node_for, why_no_graph
 from .host_steps import HostCalls
-from .host_values import Drawn, block_of
+from .host_values import HostDraws, block_of
 from .launch_arguments import LaunchArguments
 from .library_steps import LibraryStep
 from .loop_launches import LoopLaunches
@@ -80,7 +80,7 @@ class Workspace(LaunchArguments):
         self.on_host = fetched & {*program.lowered.inputs}  # inputs, there at each call
         given = {program.base(n) for n in program.plan.results}
         lowered = program.lowered
-        self.drawn = Drawn(lowered.draws, lowered.drawn, [
+        self.drawn = HostDraws(lowered.draws, lowered.drawn, [
             b for b in program.plan.buffers if b.kind == "drawn" and b.name not in given], on)
         self.drawn_places = frozenset(self.drawn.places)
         if watched:

@@ -102,14 +102,14 @@ def layout_of(e: Emitter, target: MemoryOperand, source: MemoryOperand) -> tuple
         fits = min(width, 1 << bits_of(shape[-1]))
         layout = blocked(shape, threads, fits, whole=LINE_BYTES // size).permuted(back)
         spot = spot_of_layout(e, target, layout)
-        if _moves(e, target, source, layout, spot, axis) >= width or width == 1:
+        if _copy_width(e, target, source, layout, spot, axis) >= width or width == 1:
             return layout, width
         width //= 2
 
 
-def _moves(e: Emitter, target: MemoryOperand, source: MemoryOperand, layout: RegisterLayout,
-           spot: ThreadStart,
-           axis: int) -> int:
+def _copy_width(e: Emitter, target: MemoryOperand, source: MemoryOperand, layout: RegisterLayout,
+                spot: ThreadStart,
+                axis: int) -> int:
     """Neighbours that one access surely moves on both sides."""
     if spot.axis != axis:
         return 1

@@ -63,7 +63,7 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
         watch_element(e, place, address(e, place, index), values[0],
                       conditions(e, first_lane(e), ok) if alone else ok)
     if alone:
-        _once(e, made, update, read, ok, order)
+        _emit_by_first_thread(e, made, update, read, ok, order)
         return
     if ok is None:
         e.define(made, update) if read else e.line(update)
@@ -113,7 +113,8 @@ def _atomic_tile(e: Emitter, op: Op) -> None:
     e.line(f"{e.use('atomic_' + attr['kind'], text)}({', '.join(args)})")
 
 
-def _once(e: Emitter, made: Def, update: str, read: bool, ok: str | None, order: str) -> None:
+def _emit_by_first_thread(e: Emitter, made: Def, update: str, read: bool, ok: str | None,
+                          order: str) -> None:
     """By the first thread; its result goes to all."""
     condition = f"{first_lane(e)} != 0" + (f" and {ok} != 0" if ok else "")
     if order != "relaxed" or read:

@@ -85,7 +85,8 @@ def _send_parts(e: Emitter, parts: dict[SSAValue, str]) -> set[SSAValue]:
     who sends a number puts it together, and other threads go on.  parts: by result, how"""
     run = next((r for r in _runs(e).values() if [o.args[0] for o in r] == list(parts)), None)
     if run is None or any(_uses(e)[v] > 1 for v in parts) or e.loops and (
-            run[0].outs[0].value not in _behind_barriers(e)) or not _beside(e, run[0], [*parts]):
+            run[0].outs[0].value not in _behind_barriers(e)) or not _in_same_block(e, run[0],
+                                                                                   [*parts]):
         return set()
     _send(e, run, parts)
     return set(parts)
@@ -102,7 +103,7 @@ def _uses(e: Emitter) -> dict[SSAValue, int]:
     return made
 
 
-def _beside(e: Emitter, op: Op, values: list[SSAValue]) -> bool:
+def _in_same_block(e: Emitter, op: Op, values: list[SSAValue]) -> bool:
     """Whether an op stands in the same block as those that make these."""
     def look(nodes: tuple[Node, ...]) -> bool:
         if op in nodes:

@@ -48,7 +48,7 @@ def _print_numbers(e: Emitter, texts: list[str], values: list[Operand]) -> None:
     kept, numbers = [texts[0]], []
     for x, text in zip(values, texts[1:], strict=True):
         if isinstance(e.type(x), TileType):
-            kept[-1] += _shown(e, x) + text
+            kept[-1] += _operand_text(e, x) + text
         else:
             numbers.append(x)
             kept.append(text)
@@ -79,9 +79,9 @@ def _print_tile(e: Emitter, texts: list[str], values: list[Operand], which: int)
     if rank >= VALUES:
         raise UnsupportedTargetError(f"print of a tile of {rank} axes", where=e.where,
                                      hint="print a part of it, of at most 3 axes")
-    before = "".join(t + (_shown(e, values[i]) if i < which else "")
+    before = "".join(t + (_operand_text(e, values[i]) if i < which else "")
                      for i, t in enumerate(texts[:which + 1]))
-    after = "".join((_shown(e, v) if i else "") + t for i, (v, t) in enumerate(
+    after = "".join((_operand_text(e, v) if i else "") + t for i, (v, t) in enumerate(
         zip(values[which:], texts[which + 1:], strict=True)))
     kind = kind_of(dtype)
     how = "bool" if dtype.kind == "bool" else "u64" if dtype.kind == "uint" and kind == "i64" \
@@ -98,7 +98,7 @@ def _print_tile(e: Emitter, texts: list[str], values: list[Operand], which: int)
     e.line(f"{e.use('print_tile', text)}({e.name(x)}, {', '.join(args)})")
 
 
-def _shown(e: Emitter, x: Operand) -> str:
+def _operand_text(e: Emitter, x: Operand) -> str:
     """What stands for a value that has lines of its own: its type."""
     t = e.type(x)
     return f"({TileType(t.dtype, t.shape) if isinstance(t, TileType) else t})"
@@ -112,7 +112,7 @@ def _assert(e: Emitter, op: Op) -> None:
     shown = [x for x in values if isinstance(e.type(x), Scalar)][:VALUES]
     message = texts[0]
     for x, text in zip(values, texts[1:], strict=True):
-        message += ("{}" if x in shown else _shown(e, x)) + text
+        message += ("{}" if x in shown else _operand_text(e, x)) + text
     if isinstance(e.type(condition), TileType):
         held, lanes = all_of(e, condition), False
     else:

@@ -1,9 +1,9 @@
 """The source of attention's gradient by pairs of blocks; emit/in_turn.py puts constants in front.
 
 Words in capitals on a line of their own stand for the lines below. Matmuls that are on their way
-when branches join are in registers of their own (ptx/held.py); dP and the product for queries share
-theirs. The wait for dV in the middle of an iteration is for the assembler, which else wants the
-registers of all five products at one time (C7512).
+when branches join are in registers of their own (ptx/named_registers.py); dP and the product for
+queries share theirs. The wait for dV in the middle of an iteration is for the assembler, which else
+wants the registers of all five products at one time (C7512).
 """
 
 from __future__ import annotations

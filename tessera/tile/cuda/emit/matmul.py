@@ -130,7 +130,7 @@ def by_threads(e: Emitter, op: Op) -> str:
     assert isinstance(made.type, TileType)
     result, K = e.layout(made.value), e.type(x).shape[1]  # type: ignore[union-attr]
     stores: Stores = []
-    operands = [operand_of(e, given, side, result, held(e.dtype(given)), stores)
+    operands = [operand_of(e, given, side, result, shared_type(e.dtype(given)), stores)
                 for given, side in ((x, "A"), (y, "B"))]
     prepare(e, stores)
     tf32 = op.attr["precision"] == "tf32"
@@ -154,7 +154,7 @@ def by_threads(e: Emitter, op: Op) -> str:
     return total
 
 
-def held(dtype: DType) -> DType:
+def shared_type(dtype: DType) -> DType:
     """The type in which a tile goes through shared memory for threads."""
     narrow = dtype.kind == "float" and dtype.bits <= 8 or dtype.packed
     if not narrow:

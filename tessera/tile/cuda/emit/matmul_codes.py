@@ -15,7 +15,7 @@ from tessera.tile.cuda.intrinsics.matmul_codes import EACH, part_words
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
 from tessera.tile.cuda.intrinsics.unpacked_codes import Part
 from tessera.tile.cuda.lower.warp_specialised.program import DEALERS, PANEL_BYTES
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import Op, Operand, SSAValue
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import Buffer, GlobalTensor, TileType

@@ -58,11 +58,11 @@ def place_of(e: Emitter, x: Operand) -> MemoryOperand:
     """The place that a tensor, buffer or view stands for."""
     assert isinstance(x, SSAValue)
     if x not in e.places:
-        e.places[x] = _whole(e, x)
+        e.places[x] = _whole_tensor(e, x)
     return e.places[x]  # type: ignore[return-value]
 
 
-def _whole(e: Emitter, x: SSAValue) -> MemoryOperand:
+def _whole_tensor(e: Emitter, x: SSAValue) -> MemoryOperand:
     t = e.types[x]
     assert isinstance(t, GlobalTensor), f"{x} is {t} and has no place"
     rank = len(t.dims)
@@ -151,7 +151,7 @@ def element_offset(e: Emitter, place: MemoryOperand, parts: Sequence[str | None]
     return text or "i64(0)"
 
 
-def apart(e: Emitter, place: MemoryOperand, parts: Sequence[str | None]) -> str | None:
+def split_address(e: Emitter, place: MemoryOperand, parts: Sequence[str | None]) -> str | None:
     """The same as a number of 64 bits that threads share, and one of 32 of their own: a loop then
     keeps fewer registers for addresses. None where rows may be too far apart for 32 bits."""
     first = next((i for i, part in enumerate(parts) if part not in (None, "i32(0)")), None)
@@ -191,8 +191,8 @@ def access_width(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> tu
     return axis, min(width, known, divisor_of(place.shape[axis]))
 
 
-def asked(e: Emitter, place: MemoryOperand, layout: RegisterLayout,
-          vector: int | None) -> tuple[int, int]:
+def requested_width(e: Emitter, place: MemoryOperand, layout: RegisterLayout,
+                    vector: int | None) -> tuple[int, int]:
     """As access_width, where the user (vector=) or the schedule asks for a width; where it is not
     to be had, a note says why."""
     axis, width = access_width(e, place, layout)

@@ -33,7 +33,7 @@ def words(e: Emitter, pair: str) -> list[str]:
     return [f"{e.use('pick', f'use(fragments.pick({i}))')}({pair})" for i in (0, 1)]
 
 
-def folded(e: Emitter, pair: str, domain: int, hint: str) -> str:
+def stream_key(e: Emitter, pair: str, domain: int, hint: str) -> str:
     """The pair of a stream of its own, computed once."""
     fold = e.use("fold_in", intrinsic("random.fold_in", domain))
     return e.once(hint, f"{fold}({', '.join(words(e, pair))})")
@@ -41,10 +41,10 @@ def folded(e: Emitter, pair: str, domain: int, hint: str) -> str:
 
 def rounding_key(e: Emitter) -> list[str]:
     """The two words of the stream by which stores round."""
-    return words(e, folded(e, launch_key(e), ROUNDING, "rounding_key"))
+    return words(e, stream_key(e, launch_key(e), ROUNDING, "rounding_key"))
 
 
-def drawn(e: Emitter, index: str) -> str:
+def rounding_word(e: Emitter, index: str) -> str:
     """The word by which a store rounds the element at an index of its tensor."""
     call = e.use("random_bits", intrinsic("random.random_bits", "int64"))
     return f"{call}({index}, {', '.join(rounding_key(e))})"
@@ -103,4 +103,4 @@ def _key(e: Emitter, op: Op, given: list[Operand]) -> str:
         fold, pair = e.use("fold_in", intrinsic("random.fold_in", DROPOUT)), e.fresh("dropout_key")
         e.line(f"{pair} = {fold}({', '.join(f'i32({e.name(w)})' for w in given)})")
         return ", ".join(words(e, pair))
-    return ", ".join(words(e, folded(e, launch_key(e), DROPOUT, "dropout_key")))
+    return ", ".join(words(e, stream_key(e, launch_key(e), DROPOUT, "dropout_key")))

@@ -25,7 +25,7 @@ def _reduction(e: Emitter, op: Op) -> None:
     meeting = meetings(e).get(op.outs[0].value)
     if meeting is not None:
         if op is meeting.ops[0]:
-            _meet(e, meeting)
+            _emit_block_reductions(e, meeting)
         return
     tag, whole = _tag(e, op), op.attr["axis"] is None
     text, layout, axis = _first_parts(e, op)
@@ -115,7 +115,7 @@ def meetings(e: Emitter) -> dict[SSAValue, Meeting]:
             runs: list[list[Op]] = []
             for before, node in zip((None, *nodes), nodes, strict=False):
                 if isinstance(node, Op):
-                    if _meets(e, node):
+                    if _is_block_reduction(e, node):
                         beside = runs and before is runs[-1][-1] and not {
                             o.outs[0].value for o in runs[-1]} & set(node.args)
                         runs[-1].append(node) if beside else runs.append([node])
@@ -134,7 +134,7 @@ def meetings(e: Emitter) -> dict[SSAValue, Meeting]:
     return made
 
 
-def _meets(e: Emitter, op: Op) -> bool:
+def _is_block_reduction(e: Emitter, op: Op) -> bool:
     """Whether the warps of a group meet for a reduction, once."""
     if not OPS[op.name].joined_by:
         return False
@@ -143,7 +143,7 @@ def _meets(e: Emitter, op: Op) -> bool:
     return any(i >= e.warp_bits for a in axes for i in layout.thread_bits(a))
 
 
-def _meet(e: Emitter, meeting: Meeting) -> None:
+def _emit_block_reductions(e: Emitter, meeting: Meeting) -> None:
     parts = list[tuple[str, RegisterLayout, int]]()
     for op in meeting.ops:
         text, layout, axis = _first_parts(e, op)
@@ -152,7 +152,7 @@ def _meet(e: Emitter, meeting: Meeting) -> None:
         parts.append((part, layout, axis))
     if e.loops and not meeting.apart:
         e.sync()
-    reads = {op.outs[0].value: _written(e, *part, op.name, _tag(e, op))
+    reads = {op.outs[0].value: _store_partials(e, *part, op.name, _tag(e, op))
              for part, op in zip(parts, meeting.ops, strict=True)}
     e.sync()
     numbers = any(op.attr["axis"] is None for op in meeting.ops)
@@ -171,7 +171,7 @@ def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str,
     e.line(f"{part} = {make}({text})")
     if e.loops:
         e.sync()
-    read = _written(e, part, layout, axis, name, tag)
+    read = _store_partials(e, part, layout, axis, name, tag)
     e.sync()
     return read
 
@@ -188,7 +188,8 @@ def _of_warps(e: Emitter, layout: RegisterLayout, axis: int, name: str, tag: str
                  f"{axis}, {lanes}{', True' if divided else ''}))")
 
 
-def _written(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
+def _store_partials(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str,
+                    tag: str) -> str:
     """Each warp writes what it found; what everybody reads after a barrier: all of it, combined."""
     rest, warps = layout.drop(axis), _warps(e, layout, axis)
     size = kind_bytes(tag)

@@ -235,7 +235,7 @@ def _stored(e: Emitter, place: MemoryOperand, value: Operand) -> WatchedValue | 
     """What a stored value was cast from, at the line of the cast; else the value, which the store
     rounds. None: integers that were no other numbers."""
     made = e.made_by.get(value)
-    if made is None or made.name != "convert" or not _alike(e, value, made.args[0]):
+    if made is None or made.name != "convert" or not _same_representation(e, value, made.args[0]):
         source = e.dtype(value)
         if source.kind != "float":
             return None
@@ -247,7 +247,7 @@ def _stored(e: Emitter, place: MemoryOperand, value: Operand) -> WatchedValue | 
                         _fate(to, rounding, saturate))
 
 
-def _alike(e: Emitter, value: Operand, before: Operand) -> bool:
+def _same_representation(e: Emitter, value: Operand, before: Operand) -> bool:
     """Whether the operand of a cast is held as its result is."""
     if isinstance(before, Const) or e.dtype(before).kind != "float":
         return False

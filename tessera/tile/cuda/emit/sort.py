@@ -27,7 +27,7 @@ from tessera.tile.cuda.intrinsics.sort import (
     SharedKeys,
     in_order,
     kinds_of,
-    whole,
+    padded_to_power_of_two,
     with_registers,
 )
 from tessera.tile.ir.ir import Op
@@ -46,11 +46,11 @@ def _sort(e: Emitter, op: Op) -> None:
     words = sum(2 if k == "i64" else 1 for k in kinds)
     rows = in_order(layout)
     network = Network.of(rows, e.warp_bits)
-    if whole(layout).count * words <= REGISTERS and e.warp_bits and network.fits:
+    if padded_to_power_of_two(layout).count * words <= REGISTERS and e.warp_bits and network.fits:
         make = e.use("sort_keys", f"use(sort.keys({how}, {layout.text!r}, {layout.shape}))")
         names = tuple(e.fresh("key") for _ in kinds)
         e.line(f"{', '.join(names)} = {make}({e.name(x)}, {e.index(layout, len(rows.shape) - 1)})")
-        begin, bitonic = whole(layout), bool(op.attr.get("bitonic"))
+        begin, bitonic = padded_to_power_of_two(layout), bool(op.attr.get("bitonic"))
         moved = bitonic or network.parts or not _same_threads(begin, rows)
         room = _room(e, kinds, rows) if moved else ""
         keys = _Keys(e, op.name, tag, names, rows, network, room)

@@ -12,7 +12,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     PANEL_BYTES,
     Load,
 )
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import Op, SSAValue
 from tessera.tile.ir.types import TileType
 

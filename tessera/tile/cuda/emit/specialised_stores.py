@@ -68,8 +68,8 @@ def _store_rows(e: Emitter, op: Op) -> None:
     at = f"{place.base} + {bytes_of(place.dtype, element_offset(e, place, parts))}"
     pitch = bytes_of(place.dtype, product(place.stride(row_axis)))
     quad = e.once("quad", f"i32({specialised(e).thread} & 3)")
-    args = [x, at, pitch, quad, left(e, place, row_axis, row),
-            left(e, place, column_axis, "i32(0)")]
+    args = [x, at, pitch, quad, remaining_elements(e, place, row_axis, row),
+            remaining_elements(e, place, column_axis, "i32(0)")]
     e.line(f"{make}({', '.join(args)})")
 
 
@@ -84,7 +84,7 @@ def _store_windows(h: WarpSpecialisedEmitter, place: MemoryOperand, layout: Regi
            f"{h.index(layout, 0)}), i32({column}), {quad})")
 
 
-def left(e: Emitter, place: Any, axis: int, part: str) -> str:
+def remaining_elements(e: Emitter, place: Any, axis: int, part: str) -> str:
     """How many elements are left along a memory axis from the lane's first on."""
     offset = place.offsets[axis]
     start = "" if isinstance(offset, Const) and offset.value == 0 else f" - {e.name(offset)}"

@@ -12,7 +12,7 @@ from math import prod
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import FAR, MemoryOperand, bytes_of, place_of
-from tessera.tile.cuda.emit.random import drawn
+from tessera.tile.cuda.emit.random import rounding_word
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import report
 from tessera.tile.cuda.emit.sentinels import watch_element
@@ -132,7 +132,7 @@ def narrow(e: Emitter, x: Operand) -> str:
     return e.name(x) if kind_of(e.dtype(x)) == "i32" else f"i32({e.name(x)})"
 
 
-def before(e: Emitter, x: Operand) -> tuple[Operand, int]:
+def split_constant(e: Emitter, x: Operand) -> tuple[Operand, int]:
     """(y, n) of an index y + n, as far as n is known now."""
     total = 0
     while isinstance(x, SSAValue) and e.dtype(x).kind == "int" and e.dtype(x).bits == 32:
@@ -149,7 +149,7 @@ def flat(e: Emitter, extents: tuple[str | int, ...], index: tuple[Operand, ...])
     instructions have room for it beside an address, of which neighbours then need one."""
     n = 0
     if index:
-        last, n = before(e, index[-1])
+        last, n = split_constant(e, index[-1])
         index = (*index[:-1], last)
     return _row_major(e, extents, index) + (f" + {n}" if n else "")
 
@@ -285,7 +285,7 @@ def rounding(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> tu
     options["rounding"] = policy.rounding  # type: ignore[assignment]
     if policy.rounding != "stochastic":
         return options, ""
-    return options, f", {drawn(e, flat(e, place.extents, index))}"
+    return options, f", {rounding_word(e, flat(e, place.extents, index))}"
 
 
 def rounded(e: Emitter, value: Operand, dtype: DType) -> str:

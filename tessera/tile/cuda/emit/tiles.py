@@ -12,13 +12,13 @@ from tessera.tile.cuda.emit.emitter import INDENT, Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout
 from tessera.tile.cuda.emit.memory_operands import (
     MemoryOperand,
-    apart,
-    asked,
     bytes_of,
     element_offset,
     is_wide,
     place_of,
     product,
+    requested_width,
+    split_address,
 )
 from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
 from tessera.tile.cuda.emit.random import rounding_key
@@ -58,7 +58,7 @@ def _load(e: Emitter, op: Op) -> None:
         e.define(made, load_packed(e, place, layout, fill))
         return
     wanted, layout = layout, coalesced(place, layout)
-    axis, width = asked(e, place, layout, op.attr["vector"])
+    axis, width = requested_width(e, place, layout, op.attr["vector"])
     guards, bounds = guards_of(e, place, layout)
     more = ", True" if has_instructions(place.dtype, e.generation) else ""
     more += ", True" * any_nan(e, place.dtype, made.value)
@@ -119,7 +119,7 @@ def is_read_again(e: Emitter, op: Op, place: MemoryOperand, shares: bool = False
     if op.outs[0].value in e.memo["overlapping"]:  # type: ignore[operator]
         return True
     return shares or all(map(e.known.in_all_groups, place.offsets)) or (
-        passes(e)[_places(e, op)] > 1 or is_vector_of_many(e, op, place))
+        passes(e)[_box_origin(e, op)] > 1 or is_vector_of_many(e, op, place))
 
 
 def _is_written(e: Emitter, place: MemoryOperand) -> bool:
@@ -179,13 +179,14 @@ def passes(e: Emitter) -> Counter[Any]:
     """How many loads there are by the places that they go through."""
     if "passes" not in e.memo:
         loads = (n for n in walk(e.function.body) if isinstance(n, Op) and n.name == "load_tile")
-        e.memo["passes"] = Counter(places for n in loads if (places := _places(e, n)) is not None)
+        e.memo["passes"] = Counter(places for n in loads if (places := _box_origin(e,
+                                                                                   n)) is not None)
     found = e.memo["passes"]
     assert isinstance(found, Counter)
     return found
 
 
-def _places(e: Emitter, load: Op) -> tuple | None:
+def _box_origin(e: Emitter, load: Op) -> tuple | None:
     """A tensor, a box, and where it is: in a loop any place of the loop is the same."""
     view = e.made_by.get(load.args[0])
     if view is None or view.name != "view" or not any(x in e.known.loops for x in view.args[1:]):
@@ -220,7 +221,7 @@ def store_global(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: st
     left to round, bf16 numbers are their upper halves."""
     given, layout = layout, coalesced(place, layout)
     x = converted(e, x, given, layout, place)
-    axis, width = asked(e, place, layout, None)
+    axis, width = requested_width(e, place, layout, None)
     given, layout = layout, divided(layout, axis, width, LEAST_STORES)
     x = converted(e, x, given, layout, place)
     guards, bounds = guards_of(e, place, layout)
@@ -334,7 +335,7 @@ def address(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> str:
     """Global address of the thread's first element. Codes of 8 bits in loops are made wider in
     registers, of which there are few beside them."""
     parts = parts_of(e, place, layout)
-    few = apart(e, place, parts) if e.loops and place.dtype.bits == 8 else None
+    few = split_address(e, place, parts) if e.loops and place.dtype.bits == 8 else None
     offset = few or element_offset(e, place, parts)
     return f"{place.base} + {bytes_of(place.dtype, offset)}"
 

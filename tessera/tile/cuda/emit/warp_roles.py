@@ -6,7 +6,7 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.warp_specialised import map_of, specialised
 from tessera.tile.cuda.lower.warp_specialised.program import AHEAD_WARP, DEALERS
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import Op
 
 

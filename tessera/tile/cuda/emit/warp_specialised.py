@@ -32,7 +32,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     WarpSpecialisedProgram,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_op
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.ir import Function, If, Op, SSAValue, regions, walk
 
@@ -150,8 +150,8 @@ class WarpSpecialisedEmitter(Emitter):
         return self.use(hint, f"use(ring_helpers.{name}({', '.join(map(repr, args))}))")
 
     def deal(self, name: str, *args: object) -> str:
-        """An intrinsic of intrinsics/dealt_tiles."""
-        return self.use(name, f"use(dealt_tiles.{name}({', '.join(map(repr, args))}))")
+        """An intrinsic of intrinsics/tile_scheduler."""
+        return self.use(name, f"use(tile_scheduler.{name}({', '.join(map(repr, args))}))")
 
     # --- the start of the kernel --------------------------------------------------------------
     def prologue(self) -> None:

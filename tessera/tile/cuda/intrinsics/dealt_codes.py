@@ -75,14 +75,14 @@ def numbers_of(b: Builder, parts: list[tuple[LLVM, int, int]], codes: DType) -> 
         rest = min(bits, narrow.bits - 1 - done)
         if rest:
             mask = (1 << rest) - 1 << above + done
-            placed.append(b.and_(_moved(b, word, above + done - at), b.i32(mask * EVERY)))
+            placed.append(b.and_(_shift_word(b, word, above + done - at), b.i32(mask * EVERY)))
         if rest < bits:
-            placed.append(b.and_(_moved(b, word, 7 - at - rest), b.i32(0x80 * EVERY)))
+            placed.append(b.and_(_shift_word(b, word, 7 - at - rest), b.i32(0x80 * EVERY)))
         done += bits
     return functools.reduce(b.or_, placed)
 
 
-def _moved(b: Builder, word: LLVM, up: int) -> LLVM:
+def _shift_word(b: Builder, word: LLVM, up: int) -> LLVM:
     if up == 0:
         return word
     return b.shl(word, b.i32(up)) if up > 0 else b.lshr(word, b.i32(-up))
@@ -101,7 +101,7 @@ def deal(offset: int, slot_bytes: int, panel_bytes: int, shape: tuple[int, int],
     x = find_dtype(dtype)
     every = x.bits // 8  # of a unit's chunks
     tasks = rows * columns // UNIT * every
-    make = dealt if x.bits == 8 else lambda b, codes, words: columns_of(b, x, words)
+    make = scales_for_codes if x.bits == 8 else lambda b, codes, words: columns_of(b, x, words)
 
     def body(b: Builder, slot: LLVM, thread: LLVM) -> None:
         base = slot_address(b, offset, slot, slot_bytes)
@@ -133,7 +133,7 @@ def deal(offset: int, slot_bytes: int, panel_bytes: int, shape: tuple[int, int],
     return Operation("deal", 2, lambda *_: form)
 
 
-def dealt(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
+def scales_for_codes(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
     """Of 16 numbers of a row those that meet each register of a lane's codes."""
     prmt = find_instruction("prmt")
     if codes.bits == 4:
@@ -145,4 +145,4 @@ def dealt(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
             for selector in (0x5410, 0x7632)]
 
 
-__all__ = ["deal", "dealt", "halves", "numbers_of", "registers"]
+__all__ = ["deal", "scales_for_codes", "halves", "numbers_of", "registers"]

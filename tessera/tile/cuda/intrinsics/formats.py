@@ -20,7 +20,7 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
     encode_narrow,
     f16_to_f32,
     integer_field,
-    joined,
+    pack_codes,
 )
 
 LLVM = Any
@@ -107,7 +107,7 @@ def encode_half(b: Builder, name: str, values: list[LLVM], rounding: str = "near
         dtype = find_dtype(name)
         codes = [encode_code(b, dtype, v, rounding, saturate, r)
                  for v, r in zip(values, random, strict=True)]
-        return [joined(b, codes[i:i + 2], 16) for i in range(0, len(codes), 2)]
+        return [pack_codes(b, codes[i:i + 2], 16) for i in range(0, len(codes), 2)]
     given = [_within(b, v, find_dtype(name).max) for v in values] if saturate else values
     how = {"nearest_even": "rn", "toward_zero": "rz"}[rounding]
     out = []

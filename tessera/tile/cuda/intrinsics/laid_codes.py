@@ -26,39 +26,40 @@ def registers(b: Builder, codes: DType, words: list[LLVM], dtype: str) -> list[L
         return _bytes_of_four(b, words) if codes.bits == 4 else _bytes_of_six(b, words)
     make = _of_four if codes.bits == 4 else _of_six
     narrow, wide = SOURCES[codes.name], TARGETS[dtype]
-    exponent = both(wide.bias - narrow.bias + wide.bias << wide.man)  # of 2^(bias difference)
+    exponent = in_both_halves(wide.bias - narrow.bias + wide.bias << wide.man)  # of 2^(biases)
     fma = find_instruction("fma_bf16x2")
-    return [b.call(fma, placed, b.i32(exponent), b.i32(both(SIGN))) for placed in make(b, words)]
+    return [b.call(fma, placed, b.i32(exponent), b.i32(in_both_halves(SIGN)))
+            for placed in make(b, words)]
 
 
 # --- two to a register ----------------------------------------------------------------------------
 def _of_four(b: Builder, words: list[LLVM]) -> list[LLVM]:
-    made, whole = [], b.i32(both(SIGN | 0x1C0))
+    made, whole = [], b.i32(in_both_halves(SIGN | 0x1C0))
     for word in words:
-        made += [b.and_(turned, whole) for turned in (word, _turned(b, word, 3),
-                                                      _turned(b, word, 6))]
-        rest = b.and_(word, b.i32(both(0x1B)))
+        made += [b.and_(turned, whole) for turned in (word, _rotate_right(b, word, 3),
+                                                      _rotate_right(b, word, 6))]
+        rest = b.and_(word, b.i32(in_both_halves(0x1B)))
         made.append(b.and_(b.mul(rest, b.i32(1 << 3 | 1 << 8 | 1 << 14)), whole))
     return made
 
 
-def _turned(b: Builder, word: LLVM, down: int) -> LLVM:
+def _rotate_right(b: Builder, word: LLVM, down: int) -> LLVM:
     return b.or_(b.lshr(word, b.i32(down)), b.shl(word, b.i32(32 - down)))
 
 
 def _of_six(b: Builder, words: list[LLVM]) -> list[LLVM]:
-    sign, rest = b.i32(both(SIGN)), b.i32(both(0x1F0))
-    made = [b.and_(word, b.i32(both(SIGN | 0x1F0))) for word in words]
+    sign, rest = b.i32(in_both_halves(SIGN)), b.i32(in_both_halves(0x1F0))
+    made = [b.and_(word, b.i32(in_both_halves(SIGN | 0x1F0))) for word in words]
     made += [b.or_(b.and_(b.shl(word, b.i32(1)), sign), b.and_(b.lshr(word, b.i32(5)), rest))
              for word in words]
     for word, first, moved in ((words[0], 0xC, 1 << 12 | 1 << 2), (words[1], 3, 1 << 14 | 1 << 4)):
-        ends = b.mul(b.and_(words[2], b.i32(both(first))), b.i32(moved))
-        made.append(b.or_(b.and_(b.shl(word, b.i32(5)), b.i32(both(0x1E0))),
-                          b.and_(ends, b.i32(both(SIGN | 0x10)))))
+        ends = b.mul(b.and_(words[2], b.i32(in_both_halves(first))), b.i32(moved))
+        made.append(b.or_(b.and_(b.shl(word, b.i32(5)), b.i32(in_both_halves(0x1E0))),
+                          b.and_(ends, b.i32(in_both_halves(SIGN | 0x10)))))
     return made
 
 
-def both(half: int) -> int:
+def in_both_halves(half: int) -> int:
     return half << 16 | half
 
 

@@ -140,7 +140,7 @@ class _Registers:
         return operand(self.b, find_dtype(STORED[self.kind]), pair)
 
 
-class _Taken:
+class _LoadedFragments:
     """Fragments of one step that `take` read: in the order of rows_of or columns_of."""
 
     def __init__(self, side: str, kind: str, K: int, first: tuple[int, ...]):
@@ -155,7 +155,8 @@ class _Taken:
         return self.values[self.at[u]:self.at[u] + count]
 
 
-READERS = {"matrix": _Matrix, "elements": _Elements, "registers": _Registers, "taken": _Taken}
+READERS = {"matrix": _Matrix, "elements": _Elements, "registers": _Registers,
+           "taken": _LoadedFragments}
 EACH = {"A": 4, "B": 2}  # registers of 16 rows of A, of 8 columns of B, for a step of k
 
 

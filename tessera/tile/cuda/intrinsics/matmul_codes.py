@@ -50,13 +50,13 @@ def factor_of(codes: DType, target: str) -> float:
 # --- codes ----------------------------------------------------------------------------------------
 def pairs(b: Builder, codes: DType, words: list[LLVM], group: int, target: str) -> list[LLVM]:
     """Registers (k_r, k_r+4), r = 0 .. 3, of a group of eight of the 16 codes in a lane's words."""
-    if codes.bits == 4 and codes.kind == "float" and _apart(codes, target):
+    if codes.bits == 4 and codes.kind == "float" and _fields_disjoint(codes, target):
         return _twice(b, codes, words[group], target)
     place = place_floats if codes.kind == "float" else place_integers
     return [place(b, codes, word, at, target) for word, at in _halves(b, codes.bits, words, group)]
 
 
-def _apart(codes: DType, target: str) -> bool:
+def _fields_disjoint(codes: DType, target: str) -> bool:
     """Whether a code's bits, moved once for its rest and once for its sign, do not meet."""
     return TARGETS[target].man - SOURCES[codes.name].man + codes.bits <= 16 - codes.bits
 

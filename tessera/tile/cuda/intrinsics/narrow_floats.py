@@ -40,7 +40,7 @@ def decode_narrow(b: Builder, dtype: DType, word: LLVM, at: int, hardware: bool 
         value = b.call(find_instruction("f16_high" if at % 2 else "f16_low"), halves)
         if any_nan:
             return value
-        return _with_sign(b, _one_nan(b, value), _moved(b, word, 8 * at + 7, 31))
+        return _with_sign(b, _one_nan(b, value), _shift_bit(b, word, 8 * at + 7, 31))
     return decode_field(b, dtype, word, dtype.bits * at)
 
 
@@ -48,13 +48,13 @@ def decode_field(b: Builder, dtype: DType, word: LLVM, at: int) -> LLVM:
     """The number of the code whose lowest bit is bit `at` of a word."""
     if dtype.kind != "float":
         return integer_field(b, dtype, word, at)
-    sign = _moved(b, word, at + dtype.sign_shift, 31)
+    sign = _shift_bit(b, word, at + dtype.sign_shift, 31)
     if dtype.bits == 8 and dtype.exp == 5:  # the upper byte of an f16
         value = b.call(find_instruction("f16_low"),
-                       b.and_(_moved(b, word, at, 8), b.i32(0xFF00)))
+                       b.and_(_shift_bit(b, word, at, 8), b.i32(0xFF00)))
         return _with_sign(b, _one_nan(b, value), sign)
     mask = ((1 << dtype.sign_shift) - 1) << (MAN - dtype.man)
-    field = b.and_(_moved(b, word, at, MAN - dtype.man), b.i32(mask))
+    field = b.and_(_shift_bit(b, word, at, MAN - dtype.man), b.i32(mask))
     value = b.fmul(b.bitcast(field, "f32"), b.const("f32", 2.0 ** (BIAS - dtype.bias)))
     if dtype.special == "fn":
         nan = b.bitcast(b.i32(NAN), "f32")
@@ -72,10 +72,10 @@ def integer_field(b: Builder, dtype: DType, word: LLVM, at: int) -> LLVM:
         up = 32 - dtype.bits - at
         raised = b.shl(word, b.i32(up)) if up else word
         return b.ashr(raised, b.i32(32 - dtype.bits))
-    return b.and_(_moved(b, word, at, 0), b.i32((1 << dtype.bits) - 1))
+    return b.and_(_shift_bit(b, word, at, 0), b.i32((1 << dtype.bits) - 1))
 
 
-def _moved(b: Builder, word: LLVM, at: int, to: int) -> LLVM:
+def _shift_bit(b: Builder, word: LLVM, at: int, to: int) -> LLVM:
     """The word shifted so that bit `at` becomes bit `to`."""
     if to > at:
         return b.shl(word, b.i32(to - at))
@@ -119,11 +119,11 @@ def encode_narrow(b: Builder, dtype: DType, values: Sequence[LLVM], hardware: bo
             continue
         codes = [encode_code(b, dtype, v, rounding, saturate, r)
                  for v, r in zip(part, draws[i:i + 4], strict=True)]
-        out.append(joined(b, codes, 8))
+        out.append(pack_codes(b, codes, 8))
     return out
 
 
-def joined(b: Builder, codes: Sequence[LLVM], bits: int) -> LLVM:
+def pack_codes(b: Builder, codes: Sequence[LLVM], bits: int) -> LLVM:
     """Codes (without bits above theirs) side by side in a word, first lowest."""
     word = codes[0]
     for i, code in enumerate(codes[1:], 1):
@@ -148,7 +148,7 @@ def _by_instruction(b: Builder, dtype: DType, values: list[LLVM], saturate: bool
             above = b.compare(sign, size, b.const("f32", limit))
             word = b.add(word, b.select(above, b.i32(1 << 8 * i), b.i32(0)))
     for i, v in enumerate(values):
-        word = b.or_(word, b.and_(_moved(b, b.bitcast(v, "i32"), 31, 8 * i + 7),
+        word = b.or_(word, b.and_(_shift_bit(b, b.bitcast(v, "i32"), 31, 8 * i + 7),
                                   b.i32(1 << 8 * i + 7)))
     return word
 
@@ -161,7 +161,7 @@ def encode_code(b: Builder, dtype: DType, value: LLVM, rounding: str = "nearest_
     code = {"nearest_even": _nearest, "toward_zero": _toward_zero}[rounding](b, dtype, magnitude) \
         if rounding != "stochastic" else _stochastic(b, dtype, magnitude, random)
     code, sign = _in_range(b, dtype, code, bits, magnitude, rounding, saturate)
-    return b.or_(code, b.and_(_moved(b, sign, 31, dtype.sign_shift),
+    return b.or_(code, b.and_(_shift_bit(b, sign, 31, dtype.sign_shift),
                               b.i32(1 << dtype.sign_shift)))
 
 
@@ -242,4 +242,4 @@ def round_narrow(b: Builder, dtype: DType, value: LLVM, rounding: str = "nearest
 
 
 __all__ = ["decode_field", "decode_narrow", "encode_code", "encode_narrow", "f16_to_f32",
-           "has_instructions", "integer_field", "joined", "round_narrow"]
+           "has_instructions", "integer_field", "pack_codes", "round_narrow"]

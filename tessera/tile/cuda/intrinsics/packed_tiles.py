@@ -9,7 +9,7 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import kind_of
-from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code, joined
+from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code, pack_codes
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import atomics, memory
@@ -117,7 +117,7 @@ def _codes(b: Builder, d: DType, words: list[LLVM], width: int) -> list[LLVM]:
         return [decode_field(b, d, words[i // 8], 4 * (i % 8)) for i in range(width)]
     first, second, third = words
     if width == 4:
-        whole = [joined(b, words, 8)]
+        whole = [pack_codes(b, words, 8)]
     elif width == 8:
         whole = [b.or_(first, b.shl(second, b.i32(16))),
                  b.or_(b.lshr(second, b.i32(8)), b.shl(third, b.i32(8)))]
@@ -131,8 +131,8 @@ def _codes(b: Builder, d: DType, words: list[LLVM], width: int) -> list[LLVM]:
 def _words(b: Builder, d: DType, codes: list[LLVM]) -> list[LLVM]:
     """The inverse: what each access writes."""
     if d.bits == 4:
-        return [joined(b, codes[i:i + 8], 4) for i in range(0, len(codes), 8)]
-    whole = [joined(b, codes[i:i + 4], 6) for i in range(0, len(codes), 4)]
+        return [pack_codes(b, codes[i:i + 8], 4) for i in range(0, len(codes), 8)]
+    whole = [pack_codes(b, codes[i:i + 4], 6) for i in range(0, len(codes), 4)]
     if len(whole) == 1:
         return [b.lshr(whole[0], b.i32(8 * i)) for i in range(3)]
     if len(whole) == 2:

@@ -20,8 +20,8 @@ def _arguments(first: str, second: str, count: int) -> tuple[Operand, ...]:
     return (*args[:3], Operand("group", "i32"), Operand("lane", "i32"), *args[3:])
 
 
-def _written(b: Any, at: Any, number: int, kernel: Any, group: Any, lane: Any,
-             values: Sequence[Any]) -> None:
+def _write_record(b: Any, at: Any, number: int, kernel: Any, group: Any, lane: Any,
+                  values: Sequence[Any]) -> None:
     """The words of a record; the site last, which makes it valid."""
     store = memory.st("global", "b64")
     for i, x in enumerate([kernel, b.sext(group, "i64"), b.sext(lane, "i64"), *values], 1):
@@ -39,7 +39,7 @@ def failure(number: int, count: int) -> Operation:
              *values: Any) -> None:
         taken = b.call(atomics.atom("exch", "b64"), claim, b.const("i64", 1))
         with b.when(b.compare("==", taken, b.zero(taken))):
-            _written(b, at, number, kernel, group, lane, values)
+            _write_record(b, at, number, kernel, group, lane, values)
 
     form = InstructionForm(args, (), body)
     return Operation("report_failure", len(args), lambda *_: form)
@@ -64,4 +64,4 @@ def printed(b: Any, counter: Any, lines: Any, number: int, kernel: Any, group: A
     place = b.call(atomics.atom("add", "u64"), counter, b.const("i64", 1))
     with b.when(b.compare("<", place, b.const("i64", LINES), unsigned=True)):
         at = b.add(lines, b.mul(place, b.const("i64", BYTES * WORDS)))
-        _written(b, at, number, kernel, group, lane, values)
+        _write_record(b, at, number, kernel, group, lane, values)

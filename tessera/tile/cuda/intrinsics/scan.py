@@ -191,7 +191,7 @@ def put(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
     slots, size = slots_of(how, axis, lanes, number), kind_bytes(kind)
 
     def body(b: Builder, totals: list[LLVM], at: LLVM, thread: LLVM) -> None:
-        place = _place(b, slots, thread)
+        place = _slot_address(b, slots, thread)
         run = b.mul(gathered(b, thread, slots.run), b.i32(slots.each))
         beyond = -(1 << len(how.threads))  # threads that only repeat others
         first = b.compare("==", b.and_(thread, b.i32(slots.same | beyond)), b.i32(0))
@@ -205,7 +205,7 @@ def put(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
     return Operation("put_totals", 3, lambda *_: InstructionForm(args, (), body))
 
 
-def _place(b: Builder, slots: Slots, thread: LLVM) -> LLVM:
+def _slot_address(b: Builder, slots: Slots, thread: LLVM) -> LLVM:
     return b.mul(gathered(b, thread, slots.others), b.i32(slots.blocks))
 
 
@@ -218,7 +218,7 @@ def across(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
     size = kind_bytes(kind)
 
     def body(b: Builder, values: list[LLVM], at: LLVM, thread: LLVM) -> list[list[LLVM]]:
-        start = b.add(at, b.mul(_place(b, slots, thread), b.i32(size)))
+        start = b.add(at, b.mul(_slot_address(b, slots, thread), b.i32(size)))
         mine, record = gathered(b, thread, slots.run), memory.ld("shared", element_of(kind))
         neutral = b.const(kind, _neutral(name, tag))
         totals: list[LLVM] = []

@@ -63,7 +63,7 @@ def _smaller(b: Builder, x: LLVM | None, y: LLVM | None) -> LLVM | None:
     return b.select(b.compare("<", y, x), y, x)
 
 
-def joined(b: Builder, x: Keys, y: Keys) -> Keys:
+def merge_smallest(b: Builder, x: Keys, y: Keys) -> Keys:
     """The smallest of two ordered lists of one length, as many as each has, in order."""
     keys = [_smaller(b, p, q) for p, q in zip(x, reversed(y), strict=True)]
     stride = len(keys) // 2
@@ -84,7 +84,7 @@ def first_of(b: Builder, keys: Sequence[LLVM], k: int) -> Keys:
         for i, j in pairs_of_sort(k):
             _exchange(b, run, i, j)
     while len(runs) > 1:
-        runs = [joined(b, *runs[i:i + 2]) for i in range(0, len(runs), 2)]
+        runs = [merge_smallest(b, *runs[i:i + 2]) for i in range(0, len(runs), 2)]
     return runs[0]
 
 
@@ -114,7 +114,7 @@ def find(tag: str, layout: str, shape: tuple[int, ...], k: int, lanes: tuple[int
                             1 << bits_of(k))
             for mask in lanes:
                 there = [None if key is None else exchanged(b, word, key, mask) for key in keys]
-                keys = joined(b, keys, there)
+                keys = merge_smallest(b, keys, there)
             found[row] = keys
         return _out(b, tag, rest, found)
 
@@ -142,7 +142,8 @@ def get(tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
 
         rows = dict.fromkeys(base[:-1] for base in rest.bases)
         return _out(b, tag, rest, {row: functools.reduce(
-            lambda x, y: joined(b, x, y), [read(row, i) for i in range(count)]) for row in rows})
+            lambda x, y: merge_smallest(b, x, y), [read(row, i) for i in range(count)])
+            for row in rows})
 
     form = InstructionForm((Operand("at", "i32"),), (Operand("d", kind, rest.count),), body)
     return Operation("get_smallest", 1, lambda *_: form)

@@ -126,7 +126,7 @@ def padded_rows(layout: RegisterLayout) -> tuple[int, ...]:
     return (*layout.shape[:-1], padded(layout.shape)[-1])
 
 
-def whole(layout: RegisterLayout) -> RegisterLayout:
+def padded_to_power_of_two(layout: RegisterLayout) -> RegisterLayout:
     """With the registers that lie outside of rows that are no power of two long."""
     return RegisterLayout(padded_rows(layout), layout.registers, layout.threads)
 
@@ -287,7 +287,7 @@ def _on_keys(label: str, name: str, tag: str, full: RegisterLayout, more: tuple[
 def keys(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
     """(fragment, thread part of the position) -> keys, those of places beyond the rows too"""
     how = RegisterLayout.parse(layout, shape)
-    full, kind, last = whole(how), kind_of_tag(tag), len(shape) - 1
+    full, kind, last = padded_to_power_of_two(how), kind_of_tag(tag), len(shape) - 1
     sure = shape[-1] == full.shape[-1]
 
     def body(b: Builder, x: list[LLVM], at: LLVM) -> Any:
@@ -309,7 +309,7 @@ def values(name: str, tag: str, descending: bool, layout: str, shape: tuple[int,
            ) -> Operation:
     """(keys) -> fragment of what they stand for"""
     how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
-    full = whole(how)
+    full = padded_to_power_of_two(how)
 
     def body(b: Builder, *words: list[LLVM]) -> list[LLVM]:
         key = dict(zip(full.bases, zip(*words, strict=True), strict=True))

@@ -66,7 +66,8 @@ def load_pair(space: str, dtype: str, piece: int, guarded: bool = False) -> Oper
 
     def body(b: Builder, at: LLVM, *given: LLVM) -> list[LLVM]:
         return [x for n in range(0, 2, piece)
-                for x in decode(b, d, _words(b.call(record, _after(b, space, at, n), *given)),
+                for x in decode(b, d, _words(b.call(record, _advance_address(b, space, at, n),
+                                                    *given)),
                                 piece, False)]
 
     args = (Operand("at", ADDRESS[space]), *([IF] if guarded else []))
@@ -82,7 +83,8 @@ def store_pair(space: str, dtype: str, piece: int, guarded: bool = False) -> Ope
     def body(b: Builder, at: LLVM, x: LLVM, y: LLVM, *given: LLVM) -> None:
         for n in range(0, 2, piece):
             words = encode(b, d, [x, y][n:n + piece], False)
-            b.call(record, _after(b, space, at, n), words if piece > 1 else words[0], *given)
+            b.call(record, _advance_address(b, space, at, n), words if piece > 1 else words[0],
+                   *given)
 
     args = (Operand("at", ADDRESS[space]), Operand("x", kind_of(d)), Operand("y", kind_of(d)))
     return operation("store_pair", (*args, *([IF] if guarded else [])), (), body)
@@ -98,7 +100,7 @@ def store_span(lanes: int, lane: int, engine: bool) -> Operation:
             b.call(find_instruction("fence_async_shared"))
         b.call(find_instruction("sync_threads"))
         if not engine:
-            return _moved(b, lanes, thread, to, at, b.i32(0), count)
+            return _copy_elements(b, lanes, thread, to, at, b.i32(0), count)
         low, none = b.trunc(to, "i32"), b.i32(0)
         ahead = b.and_(b.sub(none, b.lshr(low, b.i32(2))), b.i32(SECTOR - 1))
         whole = b.and_(b.sub(count, ahead), b.i32(-SECTOR))
@@ -113,15 +115,15 @@ def store_span(lanes: int, lane: int, engine: bool) -> Operation:
                    b.add(at, words), b.shl(size, b.i32(2)))
             b.call(find_instruction("bulk_commit"))
             b.call(tma.bulk_wait(0, read=True))
-        _moved(b, lanes, thread, to, at, none, head)
-        _moved(b, lanes, thread, to, at, b.add(head, size), count)
+        _copy_elements(b, lanes, thread, to, at, none, head)
+        _copy_elements(b, lanes, thread, to, at, b.add(head, size), count)
 
     args = (Operand("to", "i64"), *(Operand(n, "i32") for n in ("at", "count", "thread")))
     return operation("store_span", args, (), body)
 
 
-def _moved(b: Builder, lanes: int, thread: LLVM, to: LLVM, at: LLVM, first: LLVM, end: LLVM
-           ) -> None:
+def _copy_elements(b: Builder, lanes: int, thread: LLVM, to: LLVM, at: LLVM, first: LLVM, end: LLVM
+                   ) -> None:
     """Elements from first to end."""
     def step(i: LLVM) -> tuple[LLVM, LLVM]:
         mine = b.add(i, thread)
@@ -139,7 +141,7 @@ def _words(found: Any) -> list[LLVM]:
     return found if isinstance(found, list) else [found]
 
 
-def _after(b: Builder, space: str, at: LLVM, n: int) -> LLVM:
+def _advance_address(b: Builder, space: str, at: LLVM, n: int) -> LLVM:
     return b.add(at, b.const(ADDRESS[space], 4 * n)) if n else at
 
 

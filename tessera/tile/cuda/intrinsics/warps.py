@@ -22,7 +22,7 @@ I32 = Operand("i", "i32")
 REDUX = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
 
 
-def moved(b: Builder, mode: str, x: LLVM, by: LLVM) -> LLVM:
+def shuffle_words(b: Builder, mode: str, x: LLVM, by: LLVM) -> LLVM:
     """x of another lane, in 32-bit pieces."""
     if b.bits(x) == 32:
         return b.call(warp.shfl(mode, "f32" if b.is_float(x) else "i32"), x, by)
@@ -37,7 +37,7 @@ def moved(b: Builder, mode: str, x: LLVM, by: LLVM) -> LLVM:
 def shuffle(mode: str, kind: Kind) -> Operation:
     """(x, lane or distance below 32) -> x of that lane, in warps of 32."""
     return operation(f"shuffle_{mode}", (Operand("x", kind), I32), (Operand("d", kind),),
-                     lambda b, x, by: moved(b, mode, x, by))
+                     lambda b, x, by: shuffle_words(b, mode, x, by))
 
 
 @functools.cache
@@ -49,10 +49,10 @@ def shuffle_any(mode: str, kind: Kind) -> Operation:
         if mode == "idx":  # the remainder, of the sign of the size
             rest = b.sub(by, b.mul(b.sdiv(by, size), size))
             at = b.select(b.compare("<", rest, b.i32(0)), b.add(rest, size), rest)
-            return moved(b, "idx", x, at)
+            return shuffle_words(b, "idx", x, at)
         at = {"down": b.add, "up": b.sub, "bfly": b.xor}[mode](own, by)
         inside = b.compare("<", at, size, unsigned=True)
-        return moved(b, "idx", x, b.select(inside, at, own))
+        return shuffle_words(b, "idx", x, b.select(inside, at, own))
 
     return operation(f"shuffle_{mode}", args, (Operand("d", kind),), body)
 
@@ -67,7 +67,7 @@ def reduce(name: str, tag: str) -> Operation:
             sign = "u32" if tag[0] == "u" and name != "reduce_sum" else "s32"
             return b.call(find_instruction(f"redux_{REDUX[name]}_{sign}"), x)
         for bit in (16, 8, 4, 2, 1):
-            x = combine(b, x, moved(b, "bfly", x, b.i32(bit)))
+            x = combine(b, x, shuffle_words(b, "bfly", x, b.i32(bit)))
         return x
 
     return operation(f"warp_{name}", (Operand("x", kind),), (Operand("d", kind),), body)
@@ -80,10 +80,10 @@ def reduce_small_warp(name: str, tag: str) -> Operation:
 
     def body(b: Builder, x: LLVM, own: LLVM, size: LLVM) -> LLVM:
         for bit in (1, 2, 4, 8, 16):  # lane 0 ends with all: each lane takes what lies above it
-            other = moved(b, "down", x, b.i32(bit))
+            other = shuffle_words(b, "down", x, b.i32(bit))
             there = b.compare("<", b.add(own, b.i32(bit)), size)
             x = b.select(there, combine(b, x, other), x)
-        return moved(b, "idx", x, b.i32(0))
+        return shuffle_words(b, "idx", x, b.i32(0))
 
     args = (Operand("x", kind), Operand("own", "i32"), Operand("size", "i32"))
     return operation(f"warp_{name}", args, (Operand("d", kind),), body)
@@ -99,7 +99,7 @@ def scan(dtype: str) -> Operation:
 
     def body(b: Builder, x: LLVM, own: LLVM) -> LLVM:
         for bit in (1, 2, 4, 8, 16):
-            before = moved(b, "up", x, b.i32(bit))
+            before = shuffle_words(b, "up", x, b.i32(bit))
             x = b.select(b.compare(">=", own, b.i32(bit)), add(b, before, x), x)
         return within(b, d, x)
 
@@ -155,5 +155,5 @@ def get(name: str, tag: str, count: int) -> Operation:
     return operation("all_parts", (Operand("at", "i32"),), (Operand("d", kind),), body)
 
 
-__all__ = ["WARP", "get", "moved", "popcount", "put", "reduce", "reduce_small_warp", "scan",
+__all__ = ["WARP", "get", "popcount", "put", "reduce", "reduce_small_warp", "scan", "shuffle_words",
            "shuffle", "shuffle_any", "within"]

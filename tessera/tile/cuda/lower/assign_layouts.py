@@ -369,7 +369,7 @@ def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
                                        shape[0] / c[0] + shape[1] / c[1]))
 
 
-def moves(before: RegisterLayout, after: RegisterLayout) -> bool:
+def needs_exchange(before: RegisterLayout, after: RegisterLayout) -> bool:
     """Whether threads have to choose or exchange elements for another layout."""
     route = Route(before, after)
     return route.kind != "thread" or bool(route.choices)
@@ -414,7 +414,7 @@ class _Rewriter:
             new = self.names.fresh(x.name)
             made = replace(self.types[x], layout=layout.text)
             self.types[new], self.chosen[new] = made, layout
-            if self.ops_of_positions(x) <= MOST_AGAIN and moves(self.chosen[x], layout):
+            if self.ops_of_positions(x) <= MOST_AGAIN and needs_exchange(self.chosen[x], layout):
                 op = replace(self.ops[x], outs=(Def(new, made),))
                 args = (self.want(a, self.wanted(op, a), out, ready) for a in op.args)
                 out.append(replace(op, args=tuple(args)))

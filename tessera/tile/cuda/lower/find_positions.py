@@ -34,7 +34,7 @@ def find_positions(function: Function, threads: int) -> Function:
     def block(nodes: Nodes) -> Iterable[Node]:
         for node in nodes:
             if is_op(node, *EXTREME) and by_rows(maker.type(node.args[0]), node, threads):
-                yield from _found(maker, node)
+                yield from _positions_by_bits(maker, node)
             else:
                 yield node
 
@@ -49,7 +49,7 @@ def by_rows(t: Any, op: Op, threads: int) -> bool:
     return op.attr["axis"] == len(t.shape) - 1 == 1 and prod(t.shape[:-1]) >= threads >> WARP_BITS
 
 
-def _found(maker: Maker, op: Op) -> list[Op]:
+def _positions_by_bits(maker: Maker, op: Op) -> list[Op]:
     made: list[Op] = []
 
     def do(name: str, *args: Operand, **attrs: Any) -> Any:

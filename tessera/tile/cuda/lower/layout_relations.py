@@ -31,9 +31,9 @@ def relations(node: Node, types: dict, of_rows: OfRows) -> Iterator[
         value, index = node.args[1:3]
         small = types[index].shape
         yield (value, index, lambda layout: index_layout(node, layout, small),  # type: ignore
-               _same if small == types[value].shape else None)
+               _unchanged if small == types[value].shape else None)
         for d in node.outs:  # of an update: what was there before
-            yield value, d.value, _same, _same  # type: ignore[misc]
+            yield value, d.value, _unchanged, _unchanged  # type: ignore[misc]
         return
     if not node.outs or not tile(node.outs[0].value):
         return
@@ -62,16 +62,17 @@ def relations(node: Node, types: dict, of_rows: OfRows) -> Iterator[
         yield (ins[0], out, lambda layout: layout.reshaped(shape),  # type: ignore[misc]
                lambda layout: layout.reshaped(before))
     elif node.name == "gather":
-        yield (node.args[1], out, _same if shape == types[ins[0]].shape else None,  # type: ignore
+        yield (node.args[1], out, _unchanged if shape == types[ins[0]].shape
+               else None,  # type: ignore
                lambda layout: index_layout(node, layout, types[ins[0]].shape))
     elif OPS[node.name].multiplies:
         if len(ins) and len(node.args) == 3:
-            yield node.args[2], out, _same, _same  # type: ignore[misc]
+            yield node.args[2], out, _unchanged, _unchanged  # type: ignore[misc]
     elif is_elementwise(node):
         for x in ins:
             small = types[x].shape
             if small == shape:
-                yield x, out, _same, _same  # type: ignore[misc]
+                yield x, out, _unchanged, _unchanged  # type: ignore[misc]
             else:
                 yield (x, out, None,  # type: ignore[misc]
                        functools.partial(_shrunk, x, small, of_rows))  # type: ignore[arg-type]
@@ -97,7 +98,7 @@ def index_layout(op: Op, layout: RegisterLayout, index: tuple[int, ...]) -> Regi
     return layout
 
 
-def _same(layout: RegisterLayout) -> RegisterLayout:
+def _unchanged(layout: RegisterLayout) -> RegisterLayout:
     return layout
 
 
@@ -118,7 +119,7 @@ def _ties(node: For | While | If, tile: Callable) -> Iterator[tuple]:
     for made, first, second in groups:
         for x in (first, second):
             if tile(x):
-                yield x, made.value, _same, _same
+                yield x, made.value, _unchanged, _unchanged
 
 
 __all__ = ["OfRows", "Relabel", "index_layout", "inverse", "is_elementwise", "relations"]

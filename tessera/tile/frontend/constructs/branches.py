@@ -70,7 +70,7 @@ def merge(t: KernelTracer, test: Handle, lane: bool, then: tuple, orelse: tuple,
 
     def merged(name: str, a: Any, b: Any) -> Any:
         """One value for two, of tuples item by item."""
-        if same(a, b):
+        if same_value(a, b):
             return a
         if (pairs := items_of(a, b)) is not None:
             return tuple(merged(f"{name}[{i}]", *pair) for i, pair in enumerate(pairs))
@@ -93,7 +93,7 @@ def merge(t: KernelTracer, test: Handle, lane: bool, then: tuple, orelse: tuple,
 
     for name in {**then_env, **else_env}:
         a, b = then_env.get(name), else_env.get(name)
-        if name in then_env and name in else_env and same(a, b):
+        if name in then_env and name in else_env and same_value(a, b):
             t.env[name] = a
             continue
         missing = name not in then_env or name not in else_env
@@ -226,7 +226,7 @@ def converted(t: KernelTracer, x: Any, kind: Any, nodes: list[Node]) -> Operand:
         t.ir.block = outer
 
 
-def same(a: Any, b: Any) -> bool:
+def same_value(a: Any, b: Any) -> bool:
     """Whether two traced values are one."""
     if a is b:
         return True

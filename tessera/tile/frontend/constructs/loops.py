@@ -13,7 +13,7 @@ from tessera.tile.frontend.constructs.branches import (
     converted,
     join,
     note_type,
-    same,
+    same_value,
 )
 from tessera.tile.frontend.constructs.conditions import condition
 from tessera.tile.frontend.exits import RETURN
@@ -267,7 +267,8 @@ def require_items(t: KernelTracer, c: Carried, carried: list[Carried]) -> None:
         return
     items, after = dict(items_in(c.whole)), dict(items_in(now))
     carries = {o.path for o in carried if o.name == c.name}
-    if [*items] != [*after] or not all(same(items[p], after[p]) for p in items.keys() - carries):
+    if [*items] != [*after] or not all(same_value(items[p], after[p])
+                                       for p in items.keys() - carries):
         t.fail(f"{c.name!r} changes in a loop from {describe(c.whole)} to {describe(now)}",
                "a tuple that a loop changes keeps the number of its items, and only numbers, "
                "scalars and tiles among them change")
@@ -314,7 +315,7 @@ def leave(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], start:
     for name, value in inside.items():
         if name in known:
             continue
-        if name in before and same(before[name], value):
+        if name in before and same_value(before[name], value):
             continue
         if isinstance(value, Undefined):
             t.env[name] = value

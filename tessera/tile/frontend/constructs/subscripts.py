@@ -171,7 +171,7 @@ def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
     left = rank - sum(p is not None for p in parts)
     parts = [*parts, *[AxisSlice(None, None, ":")] * left]
     whole = [p for p in parts if p is not None]
-    plain = all(_known(p) or isinstance(p, AxisSlice) and p.lo is None and p.hi is None
+    plain = all(_is_constant_index(p) or isinstance(p, AxisSlice) and p.lo is None and p.hi is None
                 for p in whole)
     if any(isinstance(p, Handle) and p.type.dtype is bool_ for p in whole):
         t.fail(f"the part of {describe(x)} where a condition holds", "its size would not be known: "
@@ -182,19 +182,19 @@ def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
                "known when the kernel is compiled; store it to a shared buffer to index it "
                "otherwise, or use a reduction")
     for axis, p in reversed([*enumerate(whole)]):
-        if _known(p):
-            x = _one(t, x, axis, p)
-    for axis, p in enumerate(p for p in parts if not _known(p)):
+        if _is_constant_index(p):
+            x = _one_element(t, x, axis, p)
+    for axis, p in enumerate(p for p in parts if not _is_constant_index(p)):
         if p is None:
             x = t.ir.expand(x, axis)
     return x
 
 
-def _known(p: Any) -> bool:
+def _is_constant_index(p: Any) -> bool:
     return isinstance(p, int) and not isinstance(p, bool)
 
 
-def _one(t: KernelTracer, x: Handle, axis: int, at: int) -> Handle:
+def _one_element(t: KernelTracer, x: Handle, axis: int, at: int) -> Handle:
     extent = x.type.shape[axis]  # type: ignore[union-attr]
     if not -extent <= at < extent:
         t.fail(f"element {at} along axis {axis} of {describe(x)}", f"-{extent} to {extent - 1}")

@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from tessera.runtime.generations import Generation
-from tessera.tile.cuda.lower.begin_early import NEXT, WAIT
+from tessera.tile.cuda.lower.dependent_launch import NEXT, WAIT
 from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  registers them
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.clusters import drains, share_loads
 from tessera.tile.cuda.lower.warp_specialised.defaults import complete, nonempty, rows_of
+from tessera.tile.cuda.lower.warp_specialised.defer_row_sums import defer_sums
 from tessera.tile.cuda.lower.warp_specialised.divide import divide_iterations
 from tessera.tile.cuda.lower.warp_specialised.guards import guard_masks, guard_rescales
 from tessera.tile.cuda.lower.warp_specialised.layouts import place_tiles
@@ -50,11 +51,10 @@ from tessera.tile.cuda.lower.warp_specialised.roles import (
     producer_of,
 )
 from tessera.tile.cuda.lower.warp_specialised.rotate import overlap
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name, shorten_names
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.cuda.lower.warp_specialised.skip import skip_iterations, skip_rows
 from tessera.tile.cuda.lower.warp_specialised.split import split_loops
-from tessera.tile.cuda.lower.warp_specialised.sums import defer_sums
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name, tidy_names
 from tessera.tile.cuda.lower.warp_specialised.waits import place_waits
 from tessera.tile.ir.ir import Function, If, Node, Op
 from tessera.tile.ir.op_record import OPS
@@ -137,7 +137,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     fills = (*_by_some("is_first", producer, maker), *_by_some("is_dealer", dealer, maker),
              *_by_some("is_ahead", ahead, maker))
     whole = replace(function, body=_roles(fills, consumer, pipeline, maker))
-    whole = verify(tidy_names(simplify(whole)))
+    whole = verify(shorten_names(simplify(whole)))
     assert pipeline.warpgroups is not None
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
     room = whole_bytes - reserved - panels_offset(rings, pipeline)

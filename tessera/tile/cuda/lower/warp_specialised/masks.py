@@ -81,7 +81,7 @@ class _Block:
 
     def unseen(self, x: SSAValue, region: MaskedRange, but: Op) -> bool:
         """Whether nobody but one mask sees the elements of x in the region."""
-        return all(self._hides(r, region) for r in self.readers[x] if not same(r, but))
+        return all(self._hides(r, region) for r in self.readers[x] if not same_results(r, but))
 
     def _hides(self, reader: Node, region: MaskedRange) -> bool:
         if not isinstance(reader, Op):
@@ -139,7 +139,7 @@ class _Block:
         return is_op(op, "expand_dims") and op.attr["axis"] == axis
 
 
-def same(a: Node, b: Op) -> bool:
+def same_results(a: Node, b: Op) -> bool:
     return isinstance(a, Op) and [d.value for d in a.outs] == [d.value for d in b.outs]
 
 

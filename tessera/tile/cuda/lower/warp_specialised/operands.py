@@ -39,7 +39,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     reads,
 )
 from tessera.tile.cuda.lower.warp_specialised.roles import loads_ahead
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, defining_ops, walk
 from tessera.tile.ir.ir import Operand as Argument
 from tessera.tile.ir.register_layout import CODE_ROWS

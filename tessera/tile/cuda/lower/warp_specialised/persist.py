@@ -30,7 +30,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     out,
     substituted,
 )
-from tessera.tile.cuda.lower.warp_specialised.runs import Runs, apart, find_runs, run_length
+from tessera.tile.cuda.lower.warp_specialised.runs import Runs, find_runs, run_length, split_run
 from tessera.tile.ir.ir import (
     Def,
     For,
@@ -245,7 +245,7 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
 def _run(nodes: Nodes, runs: Runs, at: list[Def], length: SSAValue, count: SSAValue, maker: Maker
          ) -> Nodes:
     """What the tiles of a run do once, and a loop over them."""
-    once, each = apart(nodes, runs)
+    once, each = split_run(nodes, runs)
     begin = maker.op("mul", (at[runs.axis].value, length), "begin")
     end = maker.op("add", (out(begin), length), "end")
     last = maker.op("minimum", (out(end), count), "end")

@@ -37,7 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     reads,
 )
 from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
-from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import Const, For, If, Op, SSAValue, While, regions, walk
 from tessera.tile.ir.types import TileType
 
@@ -64,7 +64,7 @@ def _rings(nodes: Nodes, maker: Maker, stages: int, outside: int, held: set[SSAV
     made: list[BufferRing] = []
     at = 0
     for in_loop, fills in groups(nodes):
-        placed = tuple(_placed(loads, nodes, maker) for loads in fills)
+        placed = tuple(_slot_offsets(loads, nodes, maker) for loads in fills)
         name = ring_name(made, placed[0])
         over = any(out(load) in held for loads in fills for load in loads)
         made.append(BufferRing(name, stages + over if in_loop else outside, placed, at))
@@ -75,7 +75,7 @@ def _rings(nodes: Nodes, maker: Maker, stages: int, outside: int, held: set[SSAV
     return tuple(made)
 
 
-def _placed(loads: list[Op], nodes: Nodes, maker: Maker) -> tuple[Load, ...]:
+def _slot_offsets(loads: list[Op], nodes: Nodes, maker: Maker) -> tuple[Load, ...]:
     """What arrives together, one behind the other in a slot."""
     placed, size = [], 0
     for load in loads:
@@ -110,7 +110,7 @@ def groups(nodes: Nodes) -> Iterator[tuple[bool, list[list[Op]]]]:
         yield from ((in_loop, [loads]) for loads in found.values())
         loops = [n for n in nodes if isinstance(n, For | While)]
         inside = [[fills for r in regions(n) for _, fills in block(r, True)] for n in loops]
-        yield from ((True, sum(turns, [])) for turns in _turns(inside))
+        yield from ((True, sum(turns, [])) for turns in _rings_by_position(inside))
         for node in nodes:
             if isinstance(node, If):
                 for region in regions(node):
@@ -119,7 +119,7 @@ def groups(nodes: Nodes) -> Iterator[tuple[bool, list[list[Op]]]]:
     yield from block(nodes, False)
 
 
-def _turns(inside: list[list[list[list[Op]]]]) -> Iterator[list[list[list[Op]]]]:
+def _rings_by_position(inside: list[list[list[list[Op]]]]) -> Iterator[list[list[list[Op]]]]:
     """The rings of loops one after another: the first of each is one, the second of each is one."""
     for some in zip_longest(*inside):
         yield [fills for fills in some if fills]

@@ -36,7 +36,7 @@ def overlap(nodes: Nodes, maker: Maker, nonempty: object, most: int = 1) -> Node
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
         for node in nodes:
-            parts = _parts(node, maker, most) if isinstance(node, For) else None
+            parts = _sections_of(node, maker, most) if isinstance(node, For) else None
             if parts is None:
                 kept.append(node)
                 continue
@@ -73,7 +73,7 @@ def _in_order(node: Node) -> list[SSAValue]:
     return [d.value for d in outs if d.value in found]
 
 
-def _parts(loop: For, maker: Maker, most: int) -> LoopSections | None:
+def _sections_of(loop: For, maker: Maker, most: int) -> LoopSections | None:
     """None where the loop has no such shape."""
     matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
     if len(matmuls) < 2 or not isinstance(loop.step, Const) or loop.step.value <= 0:
@@ -222,7 +222,7 @@ def _rotated(parts: LoopSections, maker: Maker) -> list[Node]:
     turned = For(
         loop.var, out(second), loop.hi, loop.step,
         (*(d for d, _, _ in kept), *carry.values()),
-        (*(_known(t0, y) for _, _, y in kept), *(t0[v] for v in crossing),
+        (*(_substituted_operand(t0, y) for _, _, y in kept), *(t0[v] for v in crossing),
          *(inits[d.value] for d in sums)), body,
         (*(y for _, _, y in kept), *crossing, *(settled[d.value] for d in sums)),
         loop.over, loop.where)
@@ -232,7 +232,7 @@ def _rotated(parts: LoopSections, maker: Maker) -> list[Node]:
     return [*first, second, turned, *last]
 
 
-def _known(table: dict[SSAValue, Operand], x: Operand) -> Operand:
+def _substituted_operand(table: dict[SSAValue, Operand], x: Operand) -> Operand:
     return table.get(x, x) if isinstance(x, SSAValue) else x
 
 

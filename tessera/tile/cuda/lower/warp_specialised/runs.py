@@ -48,7 +48,7 @@ def find_runs(function: Function, depends: dict[SSAValue, frozenset[int]], rank:
     return Runs(loads, along[0]) if len(along) == 1 and simple else None
 
 
-def apart(nodes: Nodes, runs: Runs) -> tuple[Nodes, Nodes]:
+def split_run(nodes: Nodes, runs: Runs) -> tuple[Nodes, Nodes]:
     """The nodes of a role: what a run does once, and what each of its tiles does."""
     def once(node: Node) -> bool:
         names = {n for op in ops_in((node,), "ring_fill") for n in op.attr["loads"]}
@@ -94,4 +94,4 @@ def run_length(tiles: Operand, blocks: Operand, counts: list[SSAValue], axis: in
     return length, ceil(counts[axis], length)
 
 
-__all__ = ["Runs", "apart", "find_runs", "run_length"]
+__all__ = ["Runs", "split_run", "find_runs", "run_length"]

@@ -27,15 +27,15 @@ def sink_loads(nodes: Nodes) -> Nodes:
 def _sunk(nodes: Nodes) -> list[Node]:
     kept: list[Node] = []
     for node in reversed(nodes):
-        kept.insert(_place(node, kept) if _moves(node) else 0, node)
+        kept.insert(_sink_position(node, kept) if _is_light_load(node) else 0, node)
     return kept
 
 
-def _moves(node: Node) -> bool:
+def _is_light_load(node: Node) -> bool:
     return isinstance(node, Op) and node.name in LIGHT and isinstance(node.outs[0].type, TileType)
 
 
-def _place(node: Node, after: list[Node]) -> int:
+def _sink_position(node: Node, after: list[Node]) -> int:
     """In front of the first reader; a load stays in front of a store."""
     made = made_by(node)
     for i, other in enumerate(after):

@@ -98,13 +98,13 @@ def _split(loop: For, tests: list[Test], maker: Maker) -> list[Node]:
     if early:
         until = _early_end(loop, early, end, maker, kept)
         only = _without(loop, late)
-        first, rest = _until(loop, _taken(only, _tests(only)), until, maker)
+        first, rest = _until(loop, _with_branches_taken(only, _tests(only)), until, maker)
         kept.append(first)
         loop = replace(loop, **rest)
         if not late:
             return [*kept, _without(loop, early)]
     first, rest = _until(loop, _without(loop, tests), end, maker)
-    return [*kept, first, replace(_taken(loop, tests), **rest)]
+    return [*kept, first, replace(_with_branches_taken(loop, tests), **rest)]
 
 
 def _late_start(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) -> Operand:
@@ -161,7 +161,7 @@ def _follow(table: Table, x: Operand) -> Operand:
     return x
 
 
-def _taken(loop: For, tests: list[Test]) -> For:
+def _with_branches_taken(loop: For, tests: list[Test]) -> For:
     table: Table = {}
     body: list[Node] = []
     gone = {id(t.node): t.node for t in tests}

@@ -93,7 +93,7 @@ class _Waits:
         """What was made of matmuls, and is none itself, has waited for them."""
         (x,) = op.args
         self.need(state, [x])  # type: ignore[list-item]
-        state.table[out(op)] = _known(state, x)
+        state.table[out(op)] = _substituted_operand(state, x)
 
     def end_iteration(self, state: _State, last: Op, many: int) -> None:
         """The wait of a loop that accumulates."""
@@ -153,13 +153,13 @@ class _Waits:
         state = self.block(nodes, [])
         left = [*state.running, *sorted(state.loose, key=str)]
         self.need(state, [x for x in left if x not in state.continued or x in results])
-        return tuple(state.kept), tuple(_known(state, x) for x in results)
+        return tuple(state.kept), tuple(_substituted_operand(state, x) for x in results)
 
     def loop(self, state: _State, node: For) -> None:
         accumulating = accumulations(node)
         if self.in_flight and not accumulating and (pieces := succession(node)):
             inner = self.block(node.body, pieces, True)
-            yields = tuple(_known(inner, x) for x in node.yields)
+            yields = tuple(_substituted_operand(inner, x) for x in node.yields)
             state.kept.append(replace(node, body=tuple(inner.kept), yields=yields))
             state.running += [d.value for d in node.carried if d.value == pieces[0].args[2]]
             return
@@ -176,7 +176,7 @@ class _Waits:
             inner = self.block(node.body, [], running=names)
         else:
             inner = self.block(node.body, accumulating)
-        yields = tuple(_known(inner, x) for x in node.yields)
+        yields = tuple(_substituted_operand(inner, x) for x in node.yields)
         state.kept.append(replace(node, body=tuple(inner.kept), yields=yields))
         if self.in_flight:
             state.running += names
@@ -267,7 +267,7 @@ def parts_of_sums(loop: For) -> tuple[int, Op] | None:
     return (number[0], total) if number and used == 1 else None
 
 
-def _known(state: _State, x: Operand) -> Operand:
+def _substituted_operand(state: _State, x: Operand) -> Operand:
     return state.table.get(x, x) if isinstance(x, SSAValue) else x
 
 
