@@ -86,11 +86,12 @@ class Resident(Tensor):
     def held_now(self) -> Any:
         """The memory, or the call that used it up. A view whose elements lie otherwise than those
         of its base is copied."""
-        held: Any
-        while (held := self._storage).__class__ in IN_PLACE:
-            now = held.read() if isinstance(held, SharedView) else held.now()
+        held: Any = self._storage
+        while type(held) in IN_PLACE:
+            now = held.read() if type(held) is SharedView else held.now()
             if now is not None:  # else the turns have ended, and the tensor has it
                 return now
+            held = self._storage
         return held
 
     @property
