@@ -86,11 +86,12 @@ class Resident(Tensor):
     def held_now(self) -> Any:
         """The memory, or the call that used it up. A view whose elements lie otherwise than those
         of its base is copied."""
-        while (held := self._storage).__class__ in IN_PLACE:
-            source: Any = held
-            now = source.read() if isinstance(held, SharedView) else source.now()
+        held: Any = self._storage
+        while type(held) in IN_PLACE:
+            now = held.read() if type(held) is SharedView else held.now()
             if now is not None:  # else the turns have ended, and the tensor has it
                 return now
+            held = self._storage
         return held
 
     @property
@@ -444,5 +445,5 @@ def from_dlpack(x: Any) -> Tensor:
     return Tensor(array, as_type(array.dtype))
 
 
-__all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "begin_upload", "from_bytes",
-           "from_dlpack", "offload", "on_gpu", "on_host"]
+__all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "begin_upload", "from_bytes", "from_dlpack",
+           "offload", "on_gpu", "on_host"]

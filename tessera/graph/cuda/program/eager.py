@@ -444,13 +444,13 @@ class _Call:
                 where=err.where, hint="x.cpu() computes it on the host") from err
 
 
-def _chain(x: Tensor) -> Any:
-    """What is to be done to the base of a view that has no elements of its own."""
-    held: Any = x._storage if type(x) is Resident else None
+def _chain(x: Any) -> Any:
+    """The program of a view that has no elements of its own; None of other tensors."""
+    held = x._storage if type(x) is Resident else None
     return held.chain if type(held) is SharedView else None
 
 
-def _base(x: Tensor) -> Tensor:
+def _base(x: Any) -> Tensor:
     return x if _chain(x) is None else x._storage.base
 
 
