@@ -237,7 +237,7 @@ class Tensor(Operators):
     def tolist(self) -> Any:
         return self._plain().tolist()
 
-    def _base_array(self) -> np.ndarray:
+    def _plain(self) -> np.ndarray:
         """Values in a dtype whose elements Python knows (low-precision floats as f32)."""
         values = self.numpy()
         if values.dtype.kind in "biuf":

@@ -9,7 +9,7 @@ import pytest
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import column_passes, running_columns
-from tessera.graph.cuda.passes import cut_axes
+from tessera.graph.cuda.passes import cut_axes, split_exponential_sums
 from tolerance import assert_close
 
 INF = np.inf
@@ -75,7 +75,7 @@ def test_long_columns_of_few_groups_are_reduced_in_parts(name, shape, axis, rng,
 
 def test_exponentials_of_long_columns_are_those_of_parts(rng, monkeypatch):
     """One pass over the elements for both statistics. Infinities and NaN as on a CPU."""
-    monkeypatch.setattr(exponential_parts, "SMALL", 0)
+    monkeypatch.setattr(split_exponential_sums, "SMALL", 0)
     x, axis = (30 * rng.standard_normal((2, 1024, 17))).astype(np.float32), 1
     at = (slice(None),)
     x[(*at, ..., 1)] = -INF
@@ -98,7 +98,7 @@ def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, mon
     """Parts of 64 or 100 rows, in blocks of 32 and a few over. Infinities and NaN as on a CPU."""
     monkeypatch.setattr(running_columns, "BLOCK", 256)
     monkeypatch.setattr(running_columns, "one_wave", lambda chip: 1)
-    monkeypatch.setattr(exponential_parts, "SMALL", 0)
+    monkeypatch.setattr(split_exponential_sums, "SMALL", 0)
     x = (30 * rng.standard_normal(shape)).astype(np.float32)
     x[..., 1], x[..., 5] = -INF, INF
     at = (0,) * axis

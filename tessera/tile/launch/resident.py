@@ -445,5 +445,5 @@ def from_dlpack(x: Any) -> Tensor:
     return Tensor(array, as_type(array.dtype))
 
 
-__all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "begin_upload", "from_bytes", "from_dlpack",
-           "offload", "on_gpu", "on_host"]
+__all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "begin_upload", "from_bytes",
+           "from_dlpack", "offload", "on_gpu", "on_host"]

@@ -27,6 +27,7 @@ from ....lazy_dataclass import dataclass
 from ....numerics import NumericType
 from ...flops import per_operand
 from ...ir import Graph, Node, Value, producers_of, readers_of, value_bytes
+from ...op import Aval
 from ...ops.gather import CHECK_INDEX
 from ...schedule.boundaries import LEAST_BYTES
 from ...schedule.library_call import library_call
@@ -51,6 +52,7 @@ WARPS, LANES = 16, 64  # that are looked at; elements of each
 MOVES = ("slice", "concatenate", "pad", "reshape", "transpose", "broadcast_to", "flip")
 PICKS = ("take", "take_along")
 PICKED = re.compile(r"\bi\d+\b")
+DROPPED = re.compile(r"d\d+$")
 COMPUTED = library_call("computed", flops=per_operand)
 Places = tuple[ElementPlace, ...]
 
@@ -112,11 +114,13 @@ def compute_moves(graph: Graph) -> Graph:
             n.op.reduction for n in readers[node.outputs[0]])
         if reduced and found.is_of_few():
             return None
-        out = Value(node.outputs[0].aval)
+        out = Value(Aval(found.shape, node.outputs[0].aval.type))
         rw.where = merged_line(node.where, found.nodes)
         rw.add(Node(COMPUTED, tuple(rw.env[v] for v in found.operands),
                     {"steps": tuple(found.steps)}, (out,), rw.where))
-        return out
+        if out.aval == node.outputs[0].aval:
+            return out
+        return rw.emit("reshape", out, shape=extents_of(node.outputs[0]))
 
     return remove_dead(rebuild(graph, visit))
 
@@ -158,15 +162,51 @@ class _Followed:
         self.reads = 0
         self.known: dict[object, int] = {}
         self.loops, self.picking = False, 0  # whether ops compute elements; in integers that pick
+        self.shape = extents_of(result)  # of the kernel: axes that go together are one
+        self.places: list[ElementPlace] = []  # that are read, as numbers of elements
+        self.conditions: list[str] = []
 
     def follow(self) -> bool:
-        shape = extents_of(self.result)
-        at = tuple(ElementPlace.along(a, n) for a, n in enumerate(shape))
+        axes = range(len(extents_of(self.result)))
         try:
-            self.prune(self.make(self.result, at, ()))
+            self.trace([(a,) for a in axes])
+            groups = self.groups()
+            if len(groups) < len(axes):
+                self.__init__(self.maker, self.stays, self.result)  # type: ignore[misc]
+                self.trace(groups)
         except _TooMuch:
             return False
         return True
+
+    def trace(self, groups: list[tuple[int, ...]]) -> None:
+        """groups: axes that are one of the kernel. The last of them stands for all (`merged`)."""
+        extents, at = extents_of(self.result), list[ElementPlace]()
+        self.shape = tuple(prod(extents[a] for a in g) for g in groups)
+        for k, g in enumerate(groups):
+            last = max((a for a in g if extents[a] > 1), default=g[-1])
+            at += [ElementPlace.of(f"o{k}" if a == last else f"d{a}", extents[a]) for a in g]
+        self.prune(self.make(self.result, tuple(at), ()))
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """The axes of the result; those together that no place and no condition tells apart."""
+        extents = extents_of(self.result)
+        out: list[tuple[int, ...]] = []
+        for a, n in enumerate(extents):
+            long = [b for b in (out[-1] if out else ()) if extents[b] > 1]
+            if out and (not long or n == 1 or self.go_together(long[-1], a, n)):
+                out[-1] += (a,)
+            else:
+                out.append((a,))
+        return out
+
+    def go_together(self, a: int, b: int, extent: int) -> bool:
+        either = re.compile(rf"\bo({a}|{b})\b")
+        for p in self.places:
+            factors = dict(p.terms)
+            if factors.get(f"o{a}", 0) != factors.get(f"o{b}", 0) * extent or any(
+                    not t.isidentifier() and either.search(t) for t in factors):
+                return False
+        return not any(map(either.search, self.conditions))
 
     def prune(self, last: int) -> None:
         """Without the steps that nothing came of."""
@@ -213,14 +253,27 @@ class _Followed:
                                     type=v.aval.type))
 
     def where(self, at: Places, shape: tuple[int, ...], guards: tuple[str, ...]) -> At:
-        whole, last = flat(at, shape), f"o{self.result.aval.ndim - 1}"
+        last = f"o{len(self.shape) - 1}"
+        self.places.append(flat(at, shape))
+        self.conditions += guards
+        whole = merged(self.places[-1])
         made = At(whole.text, _all_of(guards))
-        R, C = rows_and_columns(extents_of(self.result))
-        if R == 1 or not shape or shape[-1] != C or at[-1].terms != ((last, 1),) or any(
-                re.search(rf"\b{last}\b", p.text) for p in at[:-1]):
+        R, C = rows_and_columns(self.shape)
+        columns = re.compile(rf"\b{last}\b")
+        if R == 1 or not shape:
             return made
-        rows = _all_of(tuple(g for g in guards if not re.search(rf"\b{last}\b", g)))
-        return At(whole.text, made.guard, flat(at[:-1], shape[:-1]).text, rows, at[-1].constant)
+        rows = _all_of(tuple(g for g in guards if not columns.search(g)))
+        if shape[-1] == C and merged(at[-1]).terms == ((last, 1),):
+            if any(columns.search(p.text) for p in at[:-1]):
+                return made
+            row = merged(flat(at[:-1], shape[:-1]))
+            return At(whole.text, made.guard, row.text, rows, at[-1].constant)
+        rest = replace(whole, terms=tuple(t for t in whole.terms if t != (last, 1)))
+        if len(rest.terms) == len(whole.terms) or prod(shape) % C or rest.constant % C or any(
+                f % C or columns.search(t) for t, f in rest.terms) or any(
+                map(columns.search, guards)):
+            return made
+        return At(whole.text, made.guard, rest.times_of(C).text, rows)
 
     def of(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
         if node not in self.nodes:
@@ -289,6 +342,7 @@ class _Followed:
 
     # --- choices ------------------------------------------------------------------------------
     def choose(self, node: Node, condition: str, one: int, other: int) -> int:
+        self.conditions.append(condition)
         return self.add(ElementStep("choice", (one, other), condition, name=node.op.name,
                                     type=node.outputs[0].aval.type, ids=tuple(id_of(node).split()),
                                     where=line_of(node.where)))
@@ -343,9 +397,10 @@ class _Followed:
             return None
         for s, conditions in zip(found, where, strict=True):
             whole = _all_of(conditions)
+            self.conditions.append(whole)
             ways += [at if len(s.at) > 1 else replace(
                 at, guard=whole, row_guard=whole if at.row else "") for at in s.at]
-        last = re.compile(rf"\bo{self.result.aval.ndim - 1}\b")
+        last = re.compile(rf"\bo{len(self.shape) - 1}\b")
         if len({(bool(at.row), at.shift) for at in ways}) > 1 or any(
                 at.row and last.search(at.row_guard) for at in ways):
             return None
@@ -386,7 +441,7 @@ class _Followed:
 
     def is_close(self) -> bool:
         """Whether what a warp reads at once lies in few sectors."""
-        shape = extents_of(self.result)
+        shape = self.shape
         numbers = np.linspace(0, max(0, prod(shape) - LANES), WARPS, dtype=np.int64)
         p = (numbers[:, None] + np.arange(LANES)) % prod(shape)  # [WARPS, LANES]
         names = {f"o{a}": p // prod(shape[a + 1:]) % n for a, n in enumerate(shape)}
@@ -404,6 +459,11 @@ class _Followed:
             if touched > WARPS * (APART * max(1, LANES * item // SECTOR) + 1):  # one cut in two
                 return False
         return True
+
+
+def merged(place: ElementPlace) -> ElementPlace:
+    """Of axes that are one, the last is counted on behind its end in place of the others."""
+    return replace(place, terms=tuple((t, f) for t, f in place.terms if not DROPPED.match(t)))
 
 
 def _all_of(conditions: tuple[str, ...]) -> str:

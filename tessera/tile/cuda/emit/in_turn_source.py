@@ -31,18 +31,20 @@ fence_shared, sync_warp = use('fence_async_shared'), use('sync_warp')
 fence_gpu, wait_for_word = use(ptx.barriers.fence('gpu')), use('wait_for_word')
 store_word = use(ptx.memory.st('global', 'b32', cache='relaxed.gpu'))
 declare_k, declare_v, declare_s, declare_x = (
-    use(ptx.held.declare_held(x, n)) for x, n in (('dk', 64), ('dv', 64), ('s', 32), ('x', 32)))
-clear_k, clear_v = (use(ptx.held.clear_held(x, 64)) for x in ('dk', 'dv'))
+    use(ptx.named_registers.declare_held(x, n))
+    for x, n in (('dk', 64), ('dv', 64), ('s', 32), ('x', 32)))
+clear_k, clear_v = (use(ptx.named_registers.clear_held(x, 64)) for x in ('dk', 'dv'))
 take_k, take_v, take_s, take_x = (
-    use(ptx.held.take_held(x, n)) for x, n in (('dk', 64), ('dv', 64), ('s', 32), ('x', 32)))
+    use(ptx.named_registers.take_held(x, n))
+    for x, n in (('dk', 64), ('dv', 64), ('s', 32), ('x', 32)))
 matmul_k, matmul_v = (
-    use(ptx.held.held_matmul(x, 128, DTYPE, b_offsets=ROWS[:4])) for x in ('dk', 'dv'))
-matmul_s, matmul_x = (use(ptx.held.held_product(
+    use(ptx.named_registers.held_matmul(x, 128, DTYPE, b_offsets=ROWS[:4])) for x in ('dk', 'dv'))
+matmul_s, matmul_x = (use(ptx.named_registers.held_product(
     x, 64, DTYPE, a_offsets=COLUMNS_K, b_offsets=COLUMNS_Q)) for x in ('s', 'x'))
-matmul_q, matmul_q_more = (use(ptx.held.held_product(
+matmul_q, matmul_q_more = (use(ptx.named_registers.held_product(
     'x', 64, DTYPE, a_offsets=ROWS, b_offsets=ROWS, majors='MM', accumulate=more))
     for more in (False, True))
-wait_0, wait_1, wait_2 = (use(ptx.held.wait_held(i)) for i in range(3))
+wait_0, wait_1, wait_2 = (use(ptx.named_registers.wait_held(i)) for i in range(3))
 weights, of_scores = use(in_turn.weights()), use(in_turn.of_scores())
 packed, put_scores = use(in_turn.packed(DTYPE)), use(in_turn.put_scores())
 store_sums, add_sums = use(in_turn.store_sums()), use(in_turn.add_sums())
