@@ -74,8 +74,7 @@ class JitFunction:
                  allowed: frozenset[str] | None = None, cast: bool = False,
                  capture_graph: bool | None = None, donate: str | int | Sequence[str | int] = ()):
         if not callable(fn):
-            raise ArgumentError(f"jit needs a function, got {type(fn).__name__}",
-                                hint="@ts.jit above a def")
+            raise ArgumentError(f"jit needs a function, got {type(fn).__name__}", hint="@ts.jit")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.name = fn, name or callable_name(fn)
         self.target = target if target is None else need_target(target)

@@ -411,7 +411,7 @@ def test_parts_that_nothing_else_reads_are_written_over(fn: Callable, want: list
 
 def test_the_proof_refuses_a_part_that_is_read_later(monkeypatch: pytest.MonkeyPatch,
                                                      rng: np.random.Generator) -> None:
-    monkeypatch.setattr(part_overwrites, "apart", lambda a, b: True)
+    monkeypatch.setattr(part_overwrites, "are_disjoint", lambda a, b: True)
     with pytest.raises(GraphError, match="writes over what .* reads"):
         program(rotated_and_read, *heads_given(rng))
 

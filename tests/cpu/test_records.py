@@ -89,6 +89,9 @@ OTHERS = {
     "mesh/sharding/collective_order.py:REDUCTIONS": "kinds of collectives",
     "mesh/sharding/sharded_graph.py:IN_WINDOWS": "collectives that NCCL has in windows",
     "debug/fabric_command.py:CALLS": "collectives that are timed",
+    "graph/cuda/passes/computed_moves.py:": "moves, each with where its elements come from",
+    "graph/cuda/passes/data_movement.py:is_joined": "what may stand between a part and its whole",
+    "graph/cuda/kernels/integer_sums.py:_same_all_along": "what repeats one number",
     "graph/cuda/passes/transpose_codes.py:_columns_of": "what is between codes and their columns",
 }
 

@@ -39,7 +39,7 @@ from ..element_places import ElementPlace, flat, unflat
 from ..kernels.group_steps import attributes_of
 from ..kernels.scatters import WRITE_LAST
 from ..kernels.spell import is_stored, template
-from .data_movement import is_plain_loop
+from .data_movement import is_joined, is_plain_loop
 from .displaced_reads import JOINED
 from .library_ops import merged_line
 
@@ -99,13 +99,16 @@ def compute_moves(graph: Graph) -> Graph:
     maker, readers, results = producers_of(graph), readers_of(graph), set(graph.outputs)
     taken = _taken_along(graph, readers, results)
 
+    kept = _in_memory(graph, readers, results, taken)
+
     def stays(v: Value) -> bool:
         """Whether it lies in memory in any case."""
-        return v in results or any(
-            n in taken or not _is_followed(n) for n in readers.get(v, ()))
+        return v in kept
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node in taken or not _is_followed(node) or not stays(node.outputs[0]):
+            return None
+        if is_joined(node.outputs[0], readers):
             return None
         found = _Followed(maker, stays, node.outputs[0])
         if not found.follow() or not found.saves() or not found.is_close():
@@ -123,6 +126,26 @@ def compute_moves(graph: Graph) -> Graph:
         return rw.emit("reshape", out, shape=extents_of(node.outputs[0]))
 
     return remove_dead(rebuild(graph, visit))
+
+
+def _in_memory(graph: Graph, readers: dict[Value, list[Node]], results: set[Value],
+               taken: set[Node]) -> set[Value]:
+    """What other kernels read, or several of these: a sum or a row that is picked would be computed
+    in each of them, as the residual stream of a transformer in each of its norms."""
+    kept, roots = set[Value](), dict[Value, set[Value]]()
+    for node in reversed(graph.nodes):
+        if not _is_followed(node):
+            continue
+        (v,), found = node.outputs, set[Value]()
+        outside = v in results
+        for n in readers.get(v, ()):
+            outside |= n in taken or not _is_followed(n)
+            found |= roots.get(n.outputs[0], set()) if n.outputs else set()
+        if outside or len(found) > 1 and node.op.name not in MOVES:
+            kept.add(v)
+            found = {v}
+        roots[v] = found
+    return kept
 
 
 def _is_followed(node: Node) -> bool:

@@ -131,6 +131,14 @@ def widens(node: Node) -> bool:
         is_plain(source) and is_plain(to))
 
 
+def is_joined(v: Value, readers: dict[Value, list[Node]], loops: bool = False) -> bool:
+    """Whether it is a part of a whole in memory, where loops write it at once. loops: or what such
+    a part is made of."""
+    return any(n.op.name == "concatenate" or is_joined(n.outputs[0], readers, loops)
+               for n in readers.get(v, ()) if n.op.name in ("concatenate", "reshape", "transpose",
+                                                            "cast") or loops and is_plain_loop(n))
+
+
 def is_plain_loop(node: Node) -> bool:
     """An op of each element by itself."""
     return loop_space(node) is not None and not (node.op.reduction or node.op.placed
@@ -266,5 +274,5 @@ def _side_by_side(parts: list[Part], shape: Any) -> tuple[int, list[Value]] | No
     return (axis, [v for v, _ in parts]) if at == shape[axis] else None
 
 
-__all__ = ["is_plain_loop", "is_row", "join_parts", "narrow_moves", "narrows", "reshape_matmuls",
-           "widen_late", "widens"]
+__all__ = ["is_joined", "is_plain_loop", "is_row", "join_parts", "narrow_moves", "narrows",
+           "reshape_matmuls", "widen_late", "widens"]

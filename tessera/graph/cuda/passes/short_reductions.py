@@ -14,7 +14,7 @@ from math import prod
 from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
-from .data_movement import is_plain_loop
+from .data_movement import is_joined, is_plain_loop
 
 MOST = 4  # elements
 LEAST = 1 << 16  # elements in all, from which a pass over memory shows
@@ -42,7 +42,8 @@ def open_short_reductions(graph: Graph) -> Graph:
         along_rows = axis == len(shape) - 1
         lies = made is None or not is_plain_loop(made)
         return 1 < shape[axis] <= MOST and prod(shape) >= LEAST and not (
-            along_rows and lies) and not repeats(y, prod(extents_of(y)))
+            along_rows and lies) and not repeats(y, prod(extents_of(y))) and not is_joined(
+            y, readers, loops=True)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if not is_short(node):
