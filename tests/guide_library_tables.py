@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,9 @@ def packed_table() -> str | None:
         ("Rows", "cuBLAS, us", *(k.replace(" ", ", ") for k in kinds)), lines)
 
 
-def user_programs_table() -> str | None:
-    """Of benchmarks/user_programs.py; None while nothing is measured."""
-    if (found := measured("user_programs")) is None:
+def programs_table(benchmark: str) -> str | None:
+    """Of benchmarks/user_programs.py or model_parts.py; None while nothing is measured."""
+    if (found := measured(benchmark)) is None:
         return None
     file, where = found
     lines = [(name, f"{x['ours_us']:.0f}", f"{x['torch_us']:.0f}", f"{x['ratio']:.2f}",
@@ -205,6 +206,7 @@ LIBRARY = {"attention_forward": attention_forward_table,
            "convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
            "packed": packed_table, "plain_attention": plain_attention_table,
            "products": products_table, "rows": rows_table, "types": types_table,
-           "user_programs": user_programs_table}
+           "user_programs": partial(programs_table, "user_programs"),
+           "model_parts": partial(programs_table, "model_parts")}
 
 __all__ = ["LIBRARY", "markdown"]

@@ -6,6 +6,8 @@ channels of STRIP places of a row, so that a pixel that it reads serves all of i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..numerics import f32, i32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
@@ -13,7 +15,7 @@ from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .conv import Geometry
 
-STRIP = 4  # places
+STRIP, TAPS = 4, 8  # places; taps of a row that are read together: more need too many registers
 EIGHT = Schedule(warps=4)  # elements of a thread, of one place, in blocks of 1024
 ALL = tuple(range(32))
 
@@ -23,13 +25,25 @@ def strips_of(geometry: Geometry) -> int:
     return -(-geometry.results[1] // STRIP)
 
 
-def columns_of(geometry: Geometry) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Columns that a strip reads, from the first one on; and which of them each of its places reads
-    through each tap of a row."""
+class RowPart(NamedTuple):
+    """Taps of a row from `first` on. columns: that a strip reads through them, from its first one
+    on.  reads: for each place of the strip, which of these each tap reads."""
+
+    first: int
+    columns: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+
+
+def row_parts(geometry: Geometry) -> tuple[RowPart, ...]:
     (_, step), (_, apart), (_, taps) = geometry.stride, geometry.dilation, geometry.window
-    reads = [[n * step + j * apart for j in range(taps)] for n in range(STRIP)]
-    columns = sorted({x for line in reads for x in line})
-    return tuple(columns), tuple(tuple(map(columns.index, line)) for line in reads)
+    parts = []
+    for first in range(0, taps, TAPS):
+        own = range(first, min(first + TAPS, taps))
+        reads = [[n * step + j * apart for j in own] for n in range(STRIP)]
+        columns = sorted({x for line in reads for x in line})
+        parts.append(RowPart(first, tuple(columns),
+                             tuple(tuple(map(columns.index, line)) for line in reads)))
+    return tuple(parts)
 
 
 @kernel
@@ -55,11 +69,11 @@ def place(rows, column, n, width):
 
 @kernel(grid=lambda Q, C, BM, BN: (-(-C // BN), -(-Q // BM)), schedule=EIGHT)
 def depthwise_forward(X: Tensor["S", "C"], W: Tensor["T", "C"], Y: Tensor["P", "C"], geometry,
-                      columns, reads, across, Q, BM=16, BN=64):
+                      parts, across, Q, BM=16, BN=64):
     """Y[p, c] = sum_t W[t, c] X[the pixel of p through t, c].
 
     X: [images and pixels, channels]   W: [taps, channels]   Y: [images and places, channels]
-    columns, reads, across: `columns_of` and `strips_of` the geometry   Q: strips of all images
+    parts, across: `row_parts` and `strips_of` the geometry   Q: strips of all images
     """
     c, q = tile.group_id(0) * BN, tile.group_id(1) * BM
     KH, KW = geometry.window
@@ -69,11 +83,13 @@ def depthwise_forward(X: Tensor["S", "C"], W: Tensor["T", "C"], Y: Tensor["P", "
     for i in range(0, KH):
         y = h + i * geometry.dilation[0]
         row = tile.where((y >= 0) & (y < IH), (z * IH + y) * IW, -1)
-        x = [tile.cast(tile.gather(X[:, c:c+BN], pixel(row, w + o, IW)), f32) for o in columns]
-        for j in ALL[:KW]:
-            t = i * KW + j
-            weight = tile.cast(tile.load(W[t:t+1, c:c+BN]), f32)
-            sums = tuple(sums[n] + x[reads[n][j]] * weight for n in ALL[:STRIP])
+        for part in parts:
+            x = [tile.cast(tile.gather(X[:, c:c+BN], pixel(row, w + o, IW)), f32)
+                 for o in part.columns]
+            for j in ALL[:len(part.reads[0])]:
+                t = i * KW + part.first + j
+                weight = tile.cast(tile.load(W[t:t+1, c:c+BN]), f32)
+                sums = tuple(sums[n] + x[part.reads[n][j]] * weight for n in ALL[:STRIP])
     for n in ALL[:STRIP]:
         at = place(rows, column, n, geometry.results[1])
         tile.scatter(Y[:, c:c+BN], at, tile.cast(sums[n], Y.dtype))
@@ -107,25 +123,26 @@ def depthwise_backward(G: Tensor["P", "C"], W: Tensor["T", "C"], D: Tensor["S", 
 
 @kernel(grid=lambda R, C, BN, geometry: (-(-C // BN), geometry.window[0], R), schedule=EIGHT)
 def depthwise_weights(X: Tensor["S", "C"], G: Tensor["P", "C"], D: Tensor["R", "T", "C", f32],
-                      geometry, columns, reads, across, Q: i32, depth: i32, BM=16, BN=64):
+                      geometry, part, across, Q: i32, depth: i32, BM=16, BN=64):
     """D[r, t, c] = sum over part r of the places p of G[p, c] X[the pixel of p through t, c].
-    depth: strips of a part. A group has the taps of one row of the window."""
+    depth: strips of a part. A group has the taps of a part of a row of the window."""
     c, i, r = tile.group_id(0) * BN, tile.group_id(1), tile.group_id(2)
-    KH, KW = geometry.window
     IH, IW = geometry.images
-    sums = tuple(tile.zeros((BM, BN), f32) for _ in ALL[:KW])
+    taps = len(part.reads[0])
+    sums = tuple(tile.zeros((BM, BN), f32) for _ in ALL[:taps])
     for q in range(r * depth, min(r * depth + depth, Q), BM):
         rows, column, z, (h, w) = strip_places(tile.arange(0, BM) + q, geometry, across)
         y = h + i * geometry.dilation[0]
         row = tile.where((y >= 0) & (y < IH), (z * IH + y) * IW, -1)
-        x = [tile.cast(tile.gather(X[:, c:c+BN], pixel(row, w + o, IW)), f32) for o in columns]
+        x = [tile.cast(tile.gather(X[:, c:c+BN], pixel(row, w + o, IW)), f32)
+             for o in part.columns]
         for n in ALL[:STRIP]:
             at = place(rows, column, n, geometry.results[1])
             g = tile.cast(tile.gather(G[:, c:c+BN], at), f32)
-            sums = tuple(sums[j] + g * x[reads[n][j]] for j in ALL[:KW])
-    for j in ALL[:KW]:
-        D[r, i * KW + j, c:c+BN] = tile.reduce_sum(sums[j], axis=0)
+            sums = tuple(sums[j] + g * x[part.reads[n][j]] for j in ALL[:taps])
+    for j in ALL[:taps]:
+        D[r, i * taps + j, c:c+BN] = tile.reduce_sum(sums[j], axis=0)
 
 
-__all__ = ["columns_of", "depthwise_backward", "depthwise_forward", "depthwise_weights",
-           "strips_of"]
+__all__ = ["RowPart", "depthwise_backward", "depthwise_forward", "depthwise_weights",
+           "row_parts", "strips_of"]

@@ -226,6 +226,16 @@ def test_a_filter_for_each_channel_along_one_axis(rng: Any) -> None:
     assert calls(made) == ["depthwise_forward", "depthwise_forward", "depthwise_weights"]
 
 
+@pytest.mark.parametrize(("length", "launches"), [(11, 2), (31, 4)])
+def test_long_windows_of_channels_are_read_in_parts(length: int, launches: int, rng: Any) -> None:
+    """Of 8 taps, as more would need too many registers."""
+    fn = lambda x, w: products(  # noqa: E731
+        lambda x, w: ts.conv1d(x, w, padding="same", groups=16), x, w)
+    made = check(fn, integers(rng, (2, 16, 50)), integers(rng, (16, 1, length)))
+    assert calls(made) == ["depthwise_forward", "depthwise_forward",
+                           *["depthwise_weights"] * launches]
+
+
 def test_images_stay_as_they_lie_between_pixels_and_channels(rng: Any) -> None:
     """A block of 1 x 1, depthwise and 1 x 1 convolutions transposes what comes in, and its end."""
     def block(x: Any, a: Any, w: Any, b: Any) -> tuple:

@@ -166,6 +166,16 @@ def test_counts_and_sums_of_integers(kind, shared, monkeypatch, rng):
         CudaProgram(ts.jit(lambda i: ts.bincount(i, length=20)).graph(i), "sm_90a").run([x])
 
 
+def test_a_cast_that_changes_integers_stays_in_front_of_their_sums(monkeypatch):
+    """-1 as an unsigned number is 0, not the last place."""
+    monkeypatch.setattr(integer_sums, "IDS", 16)
+    ids = np.full(40, -1, np.int8)
+    fn = ts.jit(lambda i: ts.segment_sum(ts.ones((40,), "int32"), ts.cast(i, "uint32"), 5))
+    made = CudaProgram(fn.graph(ts.tensor(ids)), "sm_90a").run([ids])
+    assert np.array_equal(made[0], fn(ts.tensor(ids)).numpy())
+    assert made[0].tolist() == [40, 0, 0, 0, 0]
+
+
 def test_integers_from_the_end_are_added_there(monkeypatch, rng):
     monkeypatch.setattr(integer_sums, "IDS", 16)
     ids, u = rng.integers(-5, 5, 99), rng.integers(-9, 9, 99).astype(np.int32)

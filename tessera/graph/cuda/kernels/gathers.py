@@ -11,6 +11,7 @@ from math import inf, prod
 from typing import Any
 
 from ....numerics import DType, as_type
+from ...op import GraphOp
 from ...schedule.ir import ScheduledGroup
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
@@ -20,6 +21,11 @@ from .spell import COMBINE, literal, stored_as
 def around(shape: tuple[int, ...], axis: int, count: int = 1) -> tuple[int, int, int]:
     """[A, V, C]: the extents before, of and behind `count` axes, each multiplied."""
     return prod(shape[:axis]), prod(shape[axis:axis + count]), prod(shape[axis + count:])
+
+
+def adds_slices(op: GraphOp) -> bool:
+    """Whether slices are added where integers say, as in ts.segment_sum."""
+    return op.indexed is not None and not op.indexed.reads and not op.indexed.along
 
 
 def gather_source(group: ScheduledGroup) -> KernelText:
@@ -132,4 +138,4 @@ def _squeezed(shapes: list[tuple[int, ...]], flat: bool) -> list[tuple[int, ...]
     return [d[1:] if flat and len(d) > 1 else d for d in shapes]
 
 
-__all__ = ["around", "gather_source", "nothing", "segments_source"]
+__all__ = ["adds_slices", "around", "gather_source", "nothing", "segments_source"]

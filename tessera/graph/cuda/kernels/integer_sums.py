@@ -18,7 +18,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import IDS, blocks, chosen
-from .gathers import around
+from .gathers import adds_slices, around
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
 
@@ -33,8 +33,7 @@ INT32, INT64 = as_type("int32"), as_type("int64")
 def sum_integers(graph: Graph) -> Graph:
     """Sums of numbers of 32 and 64 bits by more integers than a group looks through at once."""
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        indexed = node.op.indexed
-        if indexed is None or indexed.reads or indexed.along or node.op.meets not in ("", "sum"):
+        if not adds_slices(node.op) or node.op.meets not in ("", "sum"):
             return None
         u, ids = inputs
         out, V = node.outputs[0].aval, node.attrs["extent"]
@@ -64,8 +63,8 @@ def _as_made(rw: Rewriter, ids: Value, extent: int) -> tuple[Value, bool]:
             wrap = made.attrs["wrap"]
         elif made.op.name == "cast":
             narrow, wide = made.inputs[0].aval.dtype, ids.aval.dtype
-            if narrow.kind not in ("int", "uint") or narrow.bits >= wide.bits:
-                break
+            if narrow.kind not in ("uint", wide.kind) or narrow.bits >= wide.bits:
+                break  # else each is the same number
         elif made.op.name != "reshape":
             break
         ids = made.inputs[0]

@@ -24,7 +24,7 @@ from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import AHEAD, IDS, blocks, chosen, for_segments, power
 from .gathered_rows import picked_rows
-from .gathers import around, nothing
+from .gathers import adds_slices, around, nothing
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
@@ -70,9 +70,7 @@ def sort_segments(graph: Graph) -> Graph:
 
 def _by_segments(op: GraphOp) -> bool:
     """Sums by integers are indexed ops; what meets as an extremum is not."""
-    if op.meets in ("max", "min"):
-        return op.reduces == op.meets
-    return op.indexed is not None and not op.indexed.reads and not op.indexed.along
+    return op.reduces == op.meets if op.meets in ("max", "min") else adds_slices(op)
 
 
 def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,

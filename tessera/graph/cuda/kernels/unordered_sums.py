@@ -18,7 +18,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import IDS, LANES, blocks, chosen, power
-from .gathers import around
+from .gathers import adds_slices, around
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
 
@@ -34,8 +34,7 @@ def add_in_any_order(graph: Graph) -> Graph:
         return graph
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        indexed = node.op.indexed
-        if indexed is None or indexed.reads or indexed.along or node.op.meets not in ("", "sum"):
+        if not adds_slices(node.op) or node.op.meets not in ("", "sum"):
             return None
         u, ids = inputs
         out, V = node.outputs[0].aval, node.attrs["extent"]

@@ -16,6 +16,7 @@ other, which is counted for some warps; a transposition of long rows goes by til
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import field, replace
 from math import prod
 from typing import Any
@@ -110,8 +111,8 @@ def compute_moves(graph: Graph) -> Graph:
             return None
         if is_joined(node.outputs[0], readers):
             return None
-        found = _Followed(maker, stays, node.outputs[0])
-        if not found.follow() or not found.saves() or not found.is_close():
+        found = _followed(maker, stays, node.outputs[0])
+        if found is None or not found.saves() or not found.is_close():
             return None
         reduced = node.outputs[0] not in results and any(
             n.op.reduction for n in readers[node.outputs[0]])
@@ -174,6 +175,22 @@ def _taken_along(graph: Graph, readers: dict[Value, list[Node]], results: set[Va
     return found
 
 
+def _followed(maker: dict[Value, Node], stays: Callable[[Value], bool], result: Value
+              ) -> _Followed | None:
+    """The steps to an element; None where they are too many. Followed again where axes of the
+    result turn out to go together."""
+    found, axes = _Followed(maker, stays, result), range(result.aval.ndim)
+    try:
+        found.follow([(a,) for a in axes])
+        groups = found.groups()
+        if len(groups) < len(axes):
+            found = _Followed(maker, stays, result)
+            found.follow(groups)
+    except _TooMuch:
+        return None
+    return found
+
+
 class _Followed:
     """An element of a result, followed back to what lies in memory."""
 
@@ -189,19 +206,7 @@ class _Followed:
         self.places: list[ElementPlace] = []  # that are read, as numbers of elements
         self.conditions: list[str] = []
 
-    def follow(self) -> bool:
-        axes = range(len(extents_of(self.result)))
-        try:
-            self.trace([(a,) for a in axes])
-            groups = self.groups()
-            if len(groups) < len(axes):
-                self.__init__(self.maker, self.stays, self.result)  # type: ignore[misc]
-                self.trace(groups)
-        except _TooMuch:
-            return False
-        return True
-
-    def trace(self, groups: list[tuple[int, ...]]) -> None:
+    def follow(self, groups: list[tuple[int, ...]]) -> None:
         """groups: axes that are one of the kernel. The last of them stands for all (`merged`)."""
         extents, at = extents_of(self.result), list[ElementPlace]()
         self.shape = tuple(prod(extents[a] for a in g) for g in groups)

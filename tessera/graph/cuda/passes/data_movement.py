@@ -134,9 +134,15 @@ def widens(node: Node) -> bool:
 def is_joined(v: Value, readers: dict[Value, list[Node]], loops: bool = False) -> bool:
     """Whether it is a part of a whole in memory, where loops write it at once. loops: or what such
     a part is made of."""
-    return any(n.op.name == "concatenate" or is_joined(n.outputs[0], readers, loops)
-               for n in readers.get(v, ()) if n.op.name in ("concatenate", "reshape", "transpose",
-                                                            "cast") or loops and is_plain_loop(n))
+    seen, work = {v}, [v]
+    while work:
+        for n in readers.get(work.pop(), ()):
+            if n.op.name == "concatenate":
+                return True
+            if n.op.name in ("reshape", "transpose", "cast") or loops and is_plain_loop(n):
+                work += [y for y in n.outputs if y not in seen]
+                seen.update(n.outputs)
+    return False
 
 
 def is_plain_loop(node: Node) -> bool:

@@ -11,14 +11,15 @@ from typing import Any
 
 from ....kernels.conv import Geometry
 from ....kernels.depthwise import (
-    columns_of,
     depthwise_backward,
     depthwise_forward,
     depthwise_weights,
+    row_parts,
     strips_of,
 )
 from ....numerics import as_type
 from ....tensor import Tensor
+from ....tile.ir.schedule import Schedule
 from ... import functions as F
 from ...expand import Rule
 from ...ir import Node
@@ -30,6 +31,7 @@ F32 = as_type("f32")
 BLOCK = 1024  # elements
 MOST_CHANNELS = 64  # of a block
 MOST_COLUMNS = 32  # of a window, which are unrolled
+MANY, NARROW = 3, Schedule(warps=8)  # parts of a row, of which threads have half as many channels
 GROUPS = 1056  # of threads that add up filters: eight for each multiprocessor of an H100
 
 
@@ -57,8 +59,10 @@ def forward(x: Tensor, w: Tensor, accum: Any, groups: int, rounds: Any = F32, **
 def _forward(X: Tensor, w: Tensor, geometry: Geometry, images: int, result: Any) -> Tensor:
     """[places, filters]"""
     Y = F.zeros((images * prod(geometry.results), w.shape[0]), result)
-    depthwise_forward(X, _taps(w), Y, geometry, *columns_of(geometry), strips_of(geometry),
-                      _strips(images, geometry), **_block(w.shape[0]))
+    parts = row_parts(geometry)
+    kernel = depthwise_forward if len(parts) < MANY else depthwise_forward.with_schedule(NARROW)
+    kernel(X, _taps(w), Y, geometry, parts, strips_of(geometry), _strips(images, geometry),
+           **_block(w.shape[0]))
     return Y
 
 
@@ -88,10 +92,14 @@ def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int, **attr
     Q, C, block = _strips(g.shape[0], geometry), g.shape[1], _block(g.shape[1])
     parts = max(1, GROUPS // (-(-C // block["BN"]) * geometry.window[0]))
     depth = -(-Q // (parts * block["BM"])) * block["BM"]
-    D = F.zeros((-(-Q // depth), geometry.taps, C))
-    depthwise_weights(_repeated(x, C // groups), pixels(g), D, geometry, *columns_of(geometry),
-                      strips_of(geometry), Q, depth, **block)
-    return F.reshape(F.transpose(F.sum(D, axis=0)), (C, 1, *window))
+    X, G, made = _repeated(x, C // groups), pixels(g), list[Tensor]()
+    for part in row_parts(geometry):
+        taps = geometry.window[0], len(part.reads[0])
+        D = F.zeros((-(-Q // depth), prod(taps), C))
+        depthwise_weights(X, G, D, geometry, part, strips_of(geometry), Q, depth, **block)
+        made.append(F.reshape(F.sum(D, axis=0), (*taps, C)))
+    w = made[0] if len(made) == 1 else F.concatenate(made, axis=1)
+    return F.reshape(F.moveaxis(w, -1, 0), (C, 1, *window))
 
 
 def _repeated(x: Tensor, each: int) -> Tensor:
