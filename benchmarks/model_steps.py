@@ -3,11 +3,12 @@
     python benchmarks/model_steps.py [names]
     python benchmarks/model_steps.py --launches [names]
 
-Each model of `step_models.py` is made ready in a process of its own, all side by side; then one is
-timed after the other. A step is a loss, its gradient and AdamW: `ts.jit` with donated parameters,
-and `torch.compile` of the loss, nothing set, with the fused AdamW. Printed are milliseconds of a
-call of both (medians of rounds in turn), of the kernels alone, launches, both first losses, and
-the longest launches of ours. Needs torch and a GPU.
+Each model of `step_models.py`, `vision_models.py` and `sequence_models.py` is made ready in a
+process of its own, all side by side; then one is timed after the other. A step is a loss, its
+gradient and AdamW: `ts.jit` with donated parameters, and `torch.compile` of the loss, nothing set,
+with the fused AdamW. Printed are milliseconds of a call of both (medians of rounds in turn), of
+the kernels alone, launches, both first losses, and the longest launches of ours. Needs torch and a
+GPU.
 
 --launches needs neither: the steps are compiled for an H100 or H200, and their launches printed.
 """
@@ -27,10 +28,14 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 import numpy as np  # noqa: E402
-from step_models import MODELS, Model  # noqa: E402
+import sequence_models  # noqa: E402
+import step_models  # noqa: E402
+import vision_models  # noqa: E402
+from step_models import Model  # noqa: E402
 
 import tessera as ts  # noqa: E402
 
+MODELS = step_models.MODELS | vision_models.MODELS | sequence_models.MODELS
 LR = 1e-4
 ROUNDS, CALLS = 4, 10
 
@@ -162,22 +167,23 @@ def answer(name: str, end: Connection) -> str:
 
 def measure(names: list[str], patience_s: float) -> None:
     spawn = multiprocessing.get_context("spawn")
-    ends, children = {}, []
+    ends, children = {}, {}
     for name in names:
         ends[name], there = spawn.Pipe()
-        children.append(spawn.Process(target=made_ready, args=(name, there), daemon=True))
-        children[-1].start()
+        children[name] = spawn.Process(target=made_ready, args=(name, there), daemon=True)
+        children[name].start()
     limit = time.time() + patience_s
     for name in names:
         said = ends[name].poll(max(0.0, limit - time.time()))
         text = answer(name, ends[name]) if said else f"{name} is not ready"
         print(text, flush=True)
-        if " ready: " not in text:
+        if " ready: " not in text:  # one that still compiles would run kernels beside the timed
+            children[name].kill()
             del ends[name]
     for name, end in ends.items():
         end.send("go")
         print(answer(name, end) if end.poll(60) else f"{name}: no answer", flush=True)
-    for child in children:
+    for child in children.values():
         child.kill()
 
 

@@ -42,8 +42,24 @@ def numbers(*shape: int) -> np.ndarray:
     return R.standard_normal(shape).astype("f4")
 
 
+def kernel(*shape: int) -> np.ndarray:
+    """Weights of a convolution."""
+    return (R.standard_normal(shape) * (2 / np.prod(shape[1:])) ** 0.5).astype("f4")
+
+
 def narrow(x: Any) -> Any:
     return ts.cast(x, "bf16")
+
+
+def narrowed(p: Any) -> Any:
+    return {k: narrow(v) for k, v in p.items()}
+
+
+def torch_narrowed(p: Any) -> Any:
+    """In bf16, kernels of convolutions channels last."""
+    p = {k: v.to(torch.bfloat16) for k, v in p.items()}
+    return {k: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v
+            for k, v in p.items()}
 
 
 def gat() -> Model:
@@ -82,9 +98,6 @@ def gat() -> Model:
 def unet() -> Model:
     """A small diffusion U-Net, with attention in the middle."""
     B, C, H = 64, 128, 32
-
-    def kernel(*s: int) -> np.ndarray:
-        return (R.standard_normal(s) * (2 / np.prod(s[1:])) ** 0.5).astype("f4")
 
     p = {"i": kernel(C, 4, 3, 3), "r1": kernel(C, C, 3, 3), "r2": kernel(C, C, 3, 3),
          "d": kernel(2 * C, C, 3, 3), "m1": kernel(2 * C, 2 * C, 3, 3),

@@ -42,7 +42,7 @@ from ..kernels.scatters import WRITE_LAST
 from ..kernels.spell import is_stored, template
 from .data_movement import is_joined, is_plain_loop
 from .displaced_reads import JOINED
-from .library_ops import merged_line
+from .library_ops import merged_line, swaps_last
 
 MOST_STEPS, MOST_READS = 96, 20  # of an element
 SECTOR, APART = 32, 4  # bytes, and how many times the sectors that a dense read would touch
@@ -100,7 +100,7 @@ def compute_moves(graph: Graph) -> Graph:
     maker, readers, results = producers_of(graph), readers_of(graph), set(graph.outputs)
     taken = _taken_along(graph, readers, results)
 
-    kept = _in_memory(graph, readers, results, taken)
+    kept = _in_memory(graph, maker, readers, results, taken)
 
     def stays(v: Value) -> bool:
         """Whether it lies in memory in any case."""
@@ -113,6 +113,8 @@ def compute_moves(graph: Graph) -> Graph:
             return None
         found = _followed(maker, stays, node.outputs[0])
         if found is None or not found.saves() or not found.is_close():
+            return None
+        if not found.loops and _is_read_as_it_lies(node, readers):
             return None
         reduced = node.outputs[0] not in results and any(
             n.op.reduction for n in readers[node.outputs[0]])
@@ -129,10 +131,11 @@ def compute_moves(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _in_memory(graph: Graph, readers: dict[Value, list[Node]], results: set[Value],
-               taken: set[Node]) -> set[Value]:
+def _in_memory(graph: Graph, maker: dict[Value, Node], readers: dict[Value, list[Node]],
+               results: set[Value], taken: set[Node]) -> set[Value]:
     """What other kernels read, or several of these: a sum or a row that is picked would be computed
-    in each of them, as the residual stream of a transformer in each of its norms."""
+    in each of them, as the residual stream of a transformer in each of its norms. What is made of
+    one value of fewer bytes is computed in each."""
     kept, roots = set[Value](), dict[Value, set[Value]]()
     for node in reversed(graph.nodes):
         if not _is_followed(node):
@@ -142,11 +145,30 @@ def _in_memory(graph: Graph, readers: dict[Value, list[Node]], results: set[Valu
         for n in readers.get(v, ()):
             outside |= n in taken or not _is_followed(n)
             found |= roots.get(n.outputs[0], set()) if n.outputs else set()
-        if outside or len(found) > 1 and node.op.name not in MOVES:
+        if outside or len(found) > 1 and node.op.name not in MOVES and not _is_widened(v, maker):
             kept.add(v)
             found = {v}
         roots[v] = found
     return kept
+
+
+def _is_read_as_it_lies(node: Node, readers: dict[Value, list[Node]]) -> bool:
+    """Whether matmuls alone read a transposition, which take either."""
+    return node.op.name == "transpose" and swaps_last(node.attrs["axes"]) and all(
+        n.op.name == "matmul" for n in readers.get(node.outputs[0], ()))
+
+
+def _is_widened(v: Value, maker: dict[Value, Node]) -> bool:
+    """Whether ops of each element, and moves, make it of one value of fewer bytes."""
+    x = v
+    while (node := maker.get(x)) is not None and _is_followed(node) and node.op.name not in PICKS:
+        large = {i for i in node.inputs if i.aval.ndim}
+        if len(large) != 1:
+            return False
+        (x,) = large
+        if value_bytes(x) < value_bytes(v):
+            return True
+    return False
 
 
 def _is_followed(node: Node) -> bool:
@@ -519,11 +541,13 @@ def _copies(node: Node, last: bool) -> bool:
     """Whether a move would be a copy of its own. last: whether it makes the result, which is
     written in any case: then the copy is what is in front of it."""
     name, attrs = node.op.name, node.attrs
+    if max(map(value_bytes, (*node.inputs, *node.outputs))) < LEAST_BYTES:
+        return False
     if name == "slice":
         return _lies_apart(node)
     if name == "transpose":
-        axes = attrs["axes"]
-        return axes[-1] != len(axes) - 1 or _takes_long(node)
+        long = [a for a in attrs["axes"] if extents_of(node.inputs[0])[a] > 1]
+        return long != sorted(long) and (long[-1] != max(long) or _takes_long(node))
     if name == "concatenate":
         short = min(extents_of(x)[-1] for x in node.inputs) * node.outputs[0].aval.dtype.bits < 128
         return not last or short and attrs["axis"] == len(extents_of(node.inputs[0])) - 1
