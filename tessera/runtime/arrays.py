@@ -63,14 +63,16 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def overlap(places: Sequence[tuple[int, int]], written: Sequence[bool] | None = None) -> bool:
-    """Whether any two of (address, bytes) share a byte; with `written`, of which one is written."""
+def overlap(places: Sequence[tuple[int, int]], written: Sequence[bool] | None = None) -> set[int]:
+    """Those of (address, bytes), by number, that share a byte with another; with `written`, where
+    one of the two is written."""
     known = sorted(p for p in places if p[1])
     if not any(at + size > then for (at, size), (then, _) in itertools.pairwise(known)):
-        return False
-    pairs = itertools.permutations(zip(places, written or [True] * len(places), strict=True), 2)
-    return any(w and at < then + more and then < at + size
-               for ((at, size), w), ((then, more), _) in pairs if size and more)
+        return set()
+    each = enumerate(zip(places, written or [True] * len(places), strict=True))
+    return {n for (i, ((at, size), w)), (j, ((then, more), v)) in itertools.combinations(each, 2)
+            if (w or v) and size and more and at < then + more and then < at + size
+            for n in (i, j)}
 
 
 Reader = Callable[[Any, str], Array]

@@ -138,10 +138,10 @@ def test_views_that_overlap_are_known_to(gpu, rng):
 
     for start in (128, 256, 64, 128, 124, 64, 384):
         call(start, 64)
-    assert [r.shared for r in gpu.requests] == [False, True]
+    assert [r.shared for r in gpu.requests] == [frozenset(), frozenset("xy")]
     launcher = next(iter(kernel.launchers[next(iter(kernel.launchers))].values()))
     (only,) = launcher.recipes.values()  # the short way tells them apart, too
-    assert not only.shared and only.twin.shared and only.reach == 512
+    assert not only.shared and list(only.twins) == [frozenset("xy")] and only.reach == 512
 
 
 def test_memory_overlaps():
@@ -179,7 +179,7 @@ def test_arrays_that_are_only_read_may_overlap(gpu, rng):
     x = filled(rng.standard_normal((4, 64)).astype(np.float32))
     for a, b in ((x[:3], x[1:]), (x, x), (x[:3], x[1:])):
         kernel(Torch(a), Torch(b))
-    assert [r.shared for r in gpu.requests] == [False]
+    assert [r.shared for r in gpu.requests] == [frozenset()]
 
 
 @ts.kernel
@@ -196,7 +196,7 @@ def test_packed_arrays_take_the_bytes_that_they_are_stored_in(gpu, codes, row_by
         w = ts.from_bytes(Torch(memory[shift:][:16 * row_bytes].reshape(16, row_bytes)), codes,
                           (16, 64))
         kernel(w, Torch(memory[16 * row_bytes:].view(np.float32).reshape(16, 64)))
-    assert [r.shared for r in gpu.requests] == [False, True]
+    assert [r.shared for r in gpu.requests] == [frozenset(), frozenset("wy")]
 
 
 @ts.kernel

@@ -21,7 +21,7 @@ PASSES = """
 """
 
 
-def caches(body: str, shared: bool = False, rows: str = "N") -> dict[str, set[str]]:
+def caches(body: str, shared: str = "", rows: str = "N") -> dict[str, set[str]]:
     """By parameter, those of its loads. rows: an extent that is known to be a multiple of 16."""
     source = f"""@kernel(grid=lambda M: M)
 def k(x: {HEAD}):
@@ -29,7 +29,7 @@ def k(x: {HEAD}):
 {body}"""
     arrays = np.zeros((4, 256), np.float32), np.zeros(256, np.float32), np.zeros((4, 256), "f4")
     function = build(source)["k"].lower(*arrays)
-    facts = ArgumentFacts(frozenset({rows}), frozenset("xwO"), shared)
+    facts = ArgumentFacts(frozenset({rows}), frozenset("xwO"), frozenset(shared))
     text = emit_kernel(function, 32, parse_target("sm_90a"), facts).emitted.source
     found = re.findall(r"load_(\w)(?:_\d+)? = use\(tiles.load\(.*'([\w:]*)'\)\)", text)
     return {name: {c for n, c in found if n == name} for name, _ in found}
@@ -44,7 +44,14 @@ def total(*boxes: str, to: str = "O[m, 0]") -> str:
 @pytest.mark.parametrize("again", ["0, N, 64", "192, -1, -64"])
 def test_what_is_gone_through_twice(again: str) -> None:
     assert caches(PASSES.format(again)) == {"x": {""}}
-    assert caches(PASSES.format(again), shared=True) == {"x": {"L1::no_allocate"}}
+    assert caches(PASSES.format(again), shared="xwO") == {"x": {"L1::no_allocate"}}
+
+
+def test_what_others_share_memory_with() -> None:
+    """A batch norm's result in the place of its operand leaves the numbers of columns in L1."""
+    body = "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) * tile.load(w[0:64])[None, :]\n"
+    assert caches(body, shared="xO") == {"x": {"L1::no_allocate"}, "w": {""}}
+    assert caches(body) == {"x": {""}, "w": {""}}
 
 
 def test_what_is_gone_through_once_or_elsewhere() -> None:
@@ -58,7 +65,7 @@ def test_accesses_that_begin_amid_sectors() -> None:
     columns that begin beside one."""
     whole = total("x[m:m+1, 0:64]", "w[0:64]")
     assert caches(whole, rows="M") == {"x": {""}, "w": {""}}
-    assert caches(whole, shared=True, rows="M")["x"] == {"L1::no_allocate"}
+    assert caches(whole, shared="xwO", rows="M")["x"] == {"L1::no_allocate"}
     assert caches(total("x[m:m+1, 1:65]")) == {"x": {""}}
 
 
@@ -91,7 +98,7 @@ def test_neighbours_that_share_nothing(body: str) -> None:
     "    for k in range(5):\n        O[m:m+1, k] = tile.load(x[m:m+1, k], fill=0)\n"])
 def test_loads_that_overlap(body: str) -> None:
     assert caches(body) == {"x": {""}}
-    assert caches(body, shared=True) == {"x": {"L1::no_allocate"}}
+    assert caches(body, shared="xwO") == {"x": {"L1::no_allocate"}}
 
 
 @pytest.mark.parametrize("store, cache", [
@@ -100,4 +107,4 @@ def test_loads_that_overlap(body: str) -> None:
 def test_kernels_that_store_as_much(store: str, cache: str) -> None:
     body = f"    a += tile.load(x[m:m+1, 0:64], fill=0)\n    {store}\n"
     assert caches(body) == {"x": {cache}}
-    assert caches(body, shared=True) == {"x": {"L1::no_allocate"}}
+    assert caches(body, shared="xwO") == {"x": {"L1::no_allocate"}}

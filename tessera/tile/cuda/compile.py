@@ -139,7 +139,7 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
     if pairs is not None:
         return EmittedKernel(function, pairs, THREADS, "clusters")
     if (laid := laid_parameter(function)) is not None:
-        codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
+        codes = stack_codes(function, target.generation, facts.divisible, bool(facts.shared))
         if (rows := laid_parameter(codes)) is not None:
             raise _of_other_order(rows, "it is read as rows")
         made: Any = Refusal("accesses are checked") if checked else \
@@ -150,7 +150,7 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         made = Refusal("accesses are checked")
     elif with_codes(function, lanes, facts, target) is not function:
         made = Refusal("packed weights are multiplied as they lie, by mma.sync")
-        codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
+        codes = stack_codes(function, target.generation, facts.divisible, bool(facts.shared))
         if codes is not function:
             made = emit_warp_specialised(codes, schedule, target, facts)
     else:
@@ -205,19 +205,19 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES, resident)
     function = sink_reductions(find_positions(pick_elements(function), threads), threads)
     function = gather_windows(with_codes(function, lanes, facts, target))
-    function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
+    function = stage_matmul_loads(function, chip, room, bool(facts.shared), facts.divisible)
     function = hoist_loads(prefetch_boxes(function), threads)
     function = use_dependent_launch(function, chip, facts.batched)
     known = Knowledge(function, facts.divisible, facts.eights)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known,
                                              lanes % 32 == 0 or lanes == threads))
-    return order(function, facts.shared, threads != lanes)
+    return order(function, bool(facts.shared), threads != lanes)
 
 
 def with_codes(function: Function, lanes: int, facts: ArgumentFacts, target: Target) -> Function:
     """Matmuls with packed weights in a form of their own, where there are some."""
     return multiply_codes(function, lanes // 32 if lanes % 32 == 0 else 0, target.generation,
-                          facts.divisible, facts.shared)
+                          facts.divisible, bool(facts.shared))
 
 
 def chained(function: Function) -> bool:

@@ -88,9 +88,10 @@ def _remembered(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, A
     decides = scalars_in_grid(function, bound) if config.groups is None else frozenset()
     launcher = _launcher(kernel, config, args, kwargs, names, bound, decides)
     recipe = Recipe(image, bound, target, launcher.varying, names, again)
-    if written.intersection(arrays) and not image.request.shared:
-        recipe.spans = tuple(arrays[n].nbytes for n in names if n in arrays)
-        recipe.written = tuple(n in written for n in names if n in arrays)
+    if written.intersection(arrays):
+        recipe.arrays = tuple(n for n in names if n in arrays)
+        recipe.spans = tuple(arrays[n].nbytes for n in recipe.arrays)
+        recipe.written = tuple(n in written for n in recipe.arrays)
         recipe.reach = max(recipe.spans, default=0) if len(recipe.spans) > 1 else 0
     if kernel.key is None:
         launcher.add(launcher.key(*args, *kwargs.values()), recipe)
@@ -116,8 +117,9 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
         name for name, array in arrays.items()
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
     written = written_parameters(work.function)
-    shared = overlap([(a.pointer, a.nbytes) for a in arrays.values()],
-                     [n in written for n in arrays])
+    given = list(arrays)
+    shared = frozenset(given[i] for i in overlap([(a.pointer, a.nbytes) for a in arrays.values()],
+                                                 [n in written for n in given]))
     watched, held = frozenset[str](), frozenset[tuple[int, str]]()
     if target.numerics != "off":
         watched, held = kernel.watched_tensors(work.function), kernel.held_lines

@@ -48,7 +48,7 @@ class CompileRequest:
     target: Target
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
-    shared: bool = False
+    shared: frozenset[str] = frozenset()  # tensors, see ArgumentFacts
     checked: bool = False
     watched: frozenset[str] = frozenset()  # tensors whose bad elements are counted
     held: frozenset[tuple[int, str]] = frozenset()  # and values, by line
@@ -68,7 +68,8 @@ class CompileRequest:
             print_ir(function, lines=False), str(self.lanes),
             self.schedule.text(), f"{self.target} {self.target.generation}",
             " ".join(sorted(self.divisible)), " ".join(sorted(self.aligned)),
-            f"{self.shared} {self.checked} {self.batched}", " ".join(sorted(self.watched)),
+            " ".join(sorted(self.shared)), f"{self.checked} {self.batched}",
+            " ".join(sorted(self.watched)),
             " ".join(map(str, sorted(self.held))), " ".join(sorted(self.eights))]
 
 

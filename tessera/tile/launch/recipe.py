@@ -75,21 +75,23 @@ class Recipe:
     but launch; then the call returns returned(objects), where there are any. words[0]: a kernel
     reported, and `run` raises it.
 
-    The code may rely on arrays that lie apart, of which it writes one. spans: their bytes in order;
-    written: which it writes; reach: at distances from this on they surely do, 0 when it does not
-    matter.  apart: pointers that were seen to.  twin: for arrays that share memory.
+    The code may rely on arrays that lie apart, of which it writes one. arrays: their names; spans:
+    their bytes in order; written: which it writes; reach: at distances from this on they surely do,
+    0 when it does not matter.  apart: pointers that were seen to.  shared: arrays that may share
+    memory with others.  twins: for others that do, by these.
     """
 
     spans: tuple[int, ...] = ()
     written: tuple[bool, ...] = ()
     reach = 0
     apart: tuple[int, ...] = ()
-    twin: Recipe | None = None
+    arrays: tuple[str, ...] = ()
 
     def __init__(self, image: Image, bound: Bound, target: LaunchTarget, varying: tuple[str, ...],
                  objects: tuple[str, ...], run_again: RunAgain | None = None):
         self.image, self.target, self.device = image, target, target.index
         self.shared = image.request.shared
+        self.twins: dict[frozenset[str], Recipe] = {}
         self.current = stream_of(target.library)
         self.words = flags.error_flags(target.index).words
         self._kind, self._results = image.function.result[0], image.function.result[1:]
@@ -177,8 +179,10 @@ class Recipe:
 
     def at(self, pointers: Sequence[int]) -> Recipe | None:
         """The recipe for arrays that begin there; None: there is none yet."""
-        if overlap(list(zip(pointers, self.spans, strict=True)), self.written):
-            return self.twin
+        shared = frozenset(self.arrays[i] for i in overlap(
+            list(zip(pointers, self.spans, strict=True)), self.written))
+        if not shared <= self.shared:
+            return self.twins.get(shared)
         self.apart = tuple(pointers)
         return self
 

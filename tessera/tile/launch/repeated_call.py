@@ -104,8 +104,8 @@ class Launcher:
         if len(self.recipes) >= KEPT:
             self.recipes.clear()
         known = self.recipes.get(key)
-        if known is not None and recipe.shared and not known.shared:
-            known.twin = recipe  # the same arrays, but where they share memory
+        if known is not None and not recipe.shared <= known.shared:
+            known.twins[recipe.shared] = recipe  # the same arrays, but where others share memory
         else:
             self.recipes[key] = recipe
 

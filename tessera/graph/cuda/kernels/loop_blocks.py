@@ -9,6 +9,7 @@ lies beside is another's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ....tile.ir.argument_layout import ArgumentLayout
 from ....tile.ir.schedule import Schedule
@@ -17,7 +18,16 @@ from ...schedule.layouts import argument_layout
 from ...schedule.loop_axes import Frame
 from ...schedule.region_copies import RegionCopy
 from .. import choose_schedule
-from ..choose_schedule import GROUPS, LANES, SECTOR, blocks, chosen, dividing, power
+from ..choose_schedule import (
+    GROUPS,
+    LANES,
+    SECTOR,
+    blocks,
+    chosen,
+    dividing,
+    full_block,
+    power,
+)
 
 # A batch norm's loop over [200704, 256] reads 16 bytes of numbers of columns for 2 of an element:
 # it takes 52.1 us for two rows at once, 65.0 for one, 55.3 for four (H200, 2026-11-27, in turn).
@@ -67,6 +77,8 @@ def loop_blocks(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[Gr
         return min(power(extents[axis]), most)
 
     n = size(last, total)
+    if last and not any(o.ends_inside(last) for o in made):
+        n = full_block(extents[last], n, bits)
     if last == 0:
         return (plain if n == plain.n else chosen(None, n, warps=_warps(n, total))), -2
     wanted = max(1, total // n)
@@ -86,12 +98,14 @@ def for_vectors(s: Schedule, frame: Frame, reads: Sequence[GroupOperand],
                 writes: Sequence[GroupOperand]) -> Schedule:
     """The blocks with more rows, where more is read of rows that are the same for all than of
     elements: a lane has these for VECTOR_ROWS rows at once then."""
-    if len(frame.members) != 2 or any(o.layout for o in (*reads, *writes)):
+    if len(frame.members) < 2 or any(o.layout for o in (*reads, *writes)):
         return s
-    (R, C), m = frame.extents, s.m or 1
-    bits = {p: sum(o.type.dtype.bits for o in reads if frame.pattern(o.shape) == p)
+    *outer, R, C = frame.extents
+    m = s.m or 1
+    along = {o: tuple(frame.pattern(o.shape) or ())[-2:] for o in reads}
+    bits = {p: sum(o.type.dtype.bits for o in reads if along[o] == p)
             for p in ((True, True), (False, True))}
-    groups = blocks(R, VECTOR_ROWS * m) * blocks(C, s.n)
+    groups = prod(outer) * blocks(R, VECTOR_ROWS * m) * blocks(C, s.n)
     if bits[False, True] < 2 * bits[True, True] or groups < GROUPS:
         return s
     return chosen(VECTOR_ROWS * m, s.n, warps=s.value("warps_"))

@@ -129,20 +129,22 @@ class BatchLaunch:
                          for given in self.arguments], np.int64)
 
     # --- where arrays lie -----------------------------------------------------------------------
-    def _facts(self, pointers: np.ndarray) -> tuple[frozenset[str], bool]:
-        """The tensors that begin at whole accesses in all calls, and whether in some call one that
-        is written shares memory with another. pointers: [groups, tensors]."""
+    def _facts(self, pointers: np.ndarray) -> tuple[frozenset[str], frozenset[str]]:
+        """The tensors that begin at whole accesses in all calls, and those that in some call share
+        memory with another, where one of the two is written. pointers: [groups, tensors]."""
         odd: list[bool] = np.any(pointers % ALIGNMENT_BYTES, axis=0).tolist()
-        ends, shared = pointers + self._bytes, False
+        ends, shared = pointers + self._bytes, set[str]()
         written = written_parameters(self._calls[0][1].function)
         for i, name in enumerate(self._names):
             if name in written:
                 meets = (pointers[:, [i]] < ends) & (pointers < ends[:, [i]])
                 meets[:, i] = False
-                shared |= bool(meets.any())
-        return frozenset(n for n, o in zip(self._names, odd, strict=True) if not o), shared
+                others = {n for n, m in zip(self._names, meets.any(axis=0), strict=True) if m}
+                shared |= others | ({name} if others else set())
+        return (frozenset(n for n, o in zip(self._names, odd, strict=True) if not o),
+                frozenset(shared))
 
-    def _request(self, aligned: frozenset[str], shared: bool) -> CompileRequest:
+    def _request(self, aligned: frozenset[str], shared: frozenset[str]) -> CompileRequest:
         bounds, work = [b for b, _ in self._calls], self._calls[0][1]
         divisible = frozenset(d for d in bounds[0].texts if not d.lstrip("-").isdigit()
                               and all(b.texts[d] % 16 == 0 for b in bounds))

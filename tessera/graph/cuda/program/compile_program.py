@@ -75,7 +75,7 @@ def groups_wanted(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
     for launch, arrays in calls:
         kernel, where = launch.shared, launch.group.where
         forms = tuple((a.shape, a.pointer % ALIGNMENT_BYTES) for a in arrays)
-        shared = overlap([(a.pointer, stored_bytes(a.shape, a.dtype)) for a in arrays])
+        shared = frozenset(overlap([(a.pointer, stored_bytes(a.shape, a.dtype)) for a in arrays]))
         if (id(kernel), forms, shared) not in seen:
             seen.add((id(kernel), forms, shared))
             with at_line(where):

@@ -406,7 +406,7 @@ class NodeLaunch:
         # the plan is proved: what it writes nobody else reads or writes meanwhile
         request = request_for(kernel, work, bound, arrays, target)
         watched = request.watched if self.of_user else request.watched & self.counted
-        request = replace(request, shared=False, watched=watched)
+        request = replace(request, shared=frozenset(), watched=watched)
         return WantedImage(function, request, kernel.images), target, tuple(arrays)
 
     def _recipe(self, values: Sequence[int], index: int) -> Recipe:

@@ -78,7 +78,7 @@ class ArgumentFacts:
 
     divisible: extents that are multiples of 16; eights: others that are of 8.  aligned: tensors
     that start at 16 bytes.
-    shared: some arguments share memory and one is written: any parameters may be the same memory.
+    shared: tensors that share memory with another, where one of the two is written.
     watched: tensors whose bad elements are counted, see emit/sentinels.py.  held: (line of the
     kernel, "any" or "nan"): values that are looked at beside a stored tile that is held alike.
     batched: one launch runs many calls: what differs between them is read from a table.
@@ -86,7 +86,7 @@ class ArgumentFacts:
 
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
-    shared: bool = False
+    shared: frozenset[str] = frozenset()
     watched: frozenset[str] = frozenset()
     held: frozenset[tuple[int, str]] = frozenset()
     batched: bool = False

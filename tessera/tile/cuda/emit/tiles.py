@@ -125,7 +125,7 @@ def is_read_again(e: Emitter, op: Op, place: MemoryOperand, shares: bool = False
 def _is_written(e: Emitter, place: MemoryOperand) -> bool:
     if "written" not in e.memo:
         e.memo["written"] = written_parameters(e.function)
-    return e.facts.shared or place.name in e.memo["written"]  # type: ignore[operator]
+    return place.name in e.facts.shared or place.name in e.memo["written"]  # type: ignore[operator]
 
 
 def stores_as_much(e: Emitter, op: Op, place: MemoryOperand) -> bool:
