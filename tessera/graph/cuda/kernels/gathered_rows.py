@@ -24,11 +24,11 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import blocks, chosen, power
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 
 # a, b (, p) (, q) -> [T, 1]. picked: of each of both whether integers pick its rows.
 ROW_DOTS = library_call("row_dots")
-KINDS = {ROW_DOTS: "row_dots"}
 ROWS, COLUMNS = 16, 256  # of a block
 LEAST = 1 << 14  # elements that are worth it
 
@@ -145,4 +145,6 @@ def dots_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands([*(o.shape for o in group.reads), (T,)])
 
 
-__all__ = ["KINDS", "PickedRows", "dot_picked_rows", "dots_source", "picked_rows", "schedule_dots"]
+kernel_kind("row_dots", "reduction", dots_source, schedule_dots, [ROW_DOTS])
+
+__all__ = ["PickedRows", "dot_picked_rows", "picked_rows"]

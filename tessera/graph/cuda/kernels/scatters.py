@@ -19,6 +19,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import LANES, blocks, chosen
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 
 INT32 = as_type("int32")
@@ -32,7 +33,6 @@ def _chosen_element(x: Aval, last: Aval, u: Aval, axis: int) -> Element:
 
 LAST_OF = library_call("last_of")  # ids -> [extent], where each stands last, else -1
 WRITE_LAST = library_call("write_last", element=_chosen_element)
-KINDS: dict[GraphOp, str] = {LAST_OF: "last"}
 
 
 def open_writes(graph: Graph) -> Graph:
@@ -88,4 +88,6 @@ def last_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands()
 
 
-__all__ = ["KINDS", "WRITE_LAST", "last_source", "open_writes", "schedule_last"]
+kernel_kind("last", "index", last_source, schedule_last, [LAST_OF])
+
+__all__ = ["WRITE_LAST", "open_writes"]

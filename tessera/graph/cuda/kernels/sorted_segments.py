@@ -26,6 +26,7 @@ from ..choose_schedule import AHEAD, IDS, blocks, chosen, for_segments, power
 from .gathered_rows import picked_rows
 from .gathers import adds_slices, around, nothing
 from .group_statements import CHAIN
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
 from .spell import COMBINE, literal, stored_as
@@ -42,7 +43,6 @@ PART_SUMS = library_call("part_sums")
 # u, order, begin (, parts of sums) (, weights in order, where it is weighted) -> [V, C]
 RUNS = {way: library_call(name) for way, name in (
     ("sum", "run_sums"), ("max", "run_maxima"), ("min", "run_minima"))}
-KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", **dict.fromkeys(RUNS.values(), "runs")}
 # Segments from which on their extrema are those of runs; of fewer a group for each looks through
 # all integers as quickly as they are put in order.
 EXTREMA = 256
@@ -305,4 +305,7 @@ def _number(w: KernelWriter, tensor: str, place: str) -> str:
     return f"tile.cast({tensor}[{place}], {w.type(INT32)})"
 
 
-__all__ = ["KINDS", "parts_source", "runs_source", "schedule_runs", "sort_segments"]
+kernel_kind("parts", "index", parts_source, schedule_runs, [PART_SUMS])
+kernel_kind("runs", "index", runs_source, schedule_runs, RUNS.values())
+
+__all__ = ["sort_segments"]

@@ -30,6 +30,7 @@ from ...trace import apply
 from ..choose_schedule import blocks, chosen, for_loop, power
 from ..passes.data_movement import widens
 from .extrema import compared
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .key_merges import merged
 from .row_order import ORDER_ROWS, first_lengths, run_length
@@ -281,7 +282,7 @@ def merge_source(group: ScheduledGroup) -> KernelText:
     return w.finish_flat()
 
 
-KINDS: dict[GraphOp, str] = {SORT_RUNS: "sort", MERGE_RUNS: "merge"}
+kernel_kind("sort", "sort", sort_source, schedule_sort, [SORT_RUNS])
+kernel_kind("merge", "sort", merge_source, schedule_merge, [MERGE_RUNS])
 
-__all__ = ["KINDS", "RUN", "merge_source", "open_sorts", "schedule_merge", "schedule_sort",
-           "sort_source"]
+__all__ = ["RUN", "open_sorts"]
