@@ -13,6 +13,7 @@ import pytest
 import emulator
 import fake_gpu
 import tessera as ts
+from device_kernels import fresh
 from fake_gpu import Torch, count, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
@@ -355,11 +356,6 @@ def test_machine_code_has_the_words_only_when_it_is_asked_for():
 
 
 # --- launches -------------------------------------------------------------------------------------
-def fresh(kernel):
-    """One without machine code of another test."""
-    return ts.kernel(kernel.fn)
-
-
 def test_raise_names_the_op_and_the_line(gpu, driver):
     kernel = fresh(logs)
     x, y = filled(ones(32, _21=-1.0)), filled(np.zeros(32, np.float32))

@@ -12,16 +12,13 @@ import pytest
 
 import tessera as ts
 from gpu_harness import require_gpu
+from lowered_functions import normal
 from tessera import Tensor, bf16, f32
 from tessera.numerics import as_type, row_bytes
 from tessera.runtime.device import device
 
 require_gpu()
 tile = ts.tile
-
-
-def normal(rng, *shape, dtype=None):
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 def wide(x):
