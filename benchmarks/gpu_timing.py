@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import record  # noqa: F401  # it makes the package found
@@ -65,7 +65,7 @@ def _clocked(run: Call, calls: int) -> float:
     return 1e3 * (time.perf_counter() - begin) / calls
 
 
-def captured(calls: list[Call]) -> Call:
+def captured(calls: Sequence[Call]) -> Call:
     """The calls as a CUDA graph. It keeps them: what they read must not be freed."""
     calls[0]()
     torch.cuda.synchronize()

@@ -32,14 +32,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tessera as ts
 
-ROOT, Runs = Path(__file__).resolve().parents[1], gpu_timing.Runs
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 copies, rows = importlib.import_module("01_copy"), importlib.import_module("03_softmax")
 products, flash = importlib.import_module("04_gemm"), importlib.import_module("05_attention")
 MMA = ts.Schedule(block=(128, 256), k=64, warps=8, stages=3, unit="mma")
 
 
-def interleaved(runs: Runs, rounds: int = 15, warm_s: float = 0.5) -> dict[str, float]:
+def interleaved(runs: gpu_timing.Runs, rounds: int = 15, warm_s: float = 0.5) -> dict[str, float]:
     """Milliseconds of each: the median over rounds.
 
     A round runs each kernel once in every position of the order (a Latin square of a random order),
@@ -128,15 +128,15 @@ def _gemm(n: int, mma: Any) -> dict[str, Any]:
     A, B = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     Bt, want = B.T.contiguous(), A @ B.T
     C = torch.empty_like(A)
-    ours: Runs = {"NT": lambda: products.gemm_nt(A, B, C),
-                  "NN": lambda: products.gemm_nn(A, Bt, C),
-                  "NT mma.sync": lambda: mma(A, B, C, BM=128, BN=256, BK=64)}
+    ours: gpu_timing.Runs = {"NT": lambda: products.gemm_nt(A, B, C),
+                             "NN": lambda: products.gemm_nn(A, Bt, C),
+                             "NT mma.sync": lambda: mma(A, B, C, BM=128, BN=256, BK=64)}
     for name, run in ours.items():
         C.fill_(math.nan)
         run()
         gpu_timing.require(f"gemm {name} {n}", C, want, 2e-3)
-    vendor: Runs = {"cuBLAS": lambda: torch.mm(A, B.T, out=C),
-                    "cuBLAS NN": lambda: torch.mm(A, Bt, out=C)}
+    vendor: gpu_timing.Runs = {"cuBLAS": lambda: torch.mm(A, B.T, out=C),
+                               "cuBLAS NN": lambda: torch.mm(A, Bt, out=C)}
     times = interleaved({**vendor, **ours})
     return show(f"GEMM {n}^3", _flops(2 * n**3, times, "cuBLAS"))
 
