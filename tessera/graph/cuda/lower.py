@@ -46,7 +46,9 @@ from .kernels.gathers import around
 from .kernels.generate_kernels import kernel_of
 from .kernels.group_statements import COLUMNS, depends_on_index
 from .kernels.group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
+from .kernels.integer_order import schedule_digits
 from .kernels.integer_sums import schedule_integer_sums
+from .kernels.line_segments import schedule_line_runs
 from .kernels.key_merges import schedule_merge_cuts, schedule_merge_keys
 from .kernels.long_strips import add_long_strips, long_strips
 from .kernels.loop_blocks import (
@@ -589,6 +591,8 @@ MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": sch
            "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
            "steps": schedule_steps, "small_system": schedule_small,
            "small_product": schedule_small_matmuls,
-           "atomic_sums": schedule_atomic_sums, "integer_sums": schedule_integer_sums}
+           "atomic_sums": schedule_atomic_sums, "integer_sums": schedule_integer_sums,
+           "line_runs": schedule_line_runs,
+           "digit_counts": schedule_digits, "digit_places": schedule_digits}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

@@ -35,8 +35,10 @@ from . import argument_views
 from .kernels import (
     fold_keys,
     gathered_rows,
+    integer_order,
     integer_sums,
     key_merges,
+    line_segments,
     pointwise_loops,
     row_order,
     scatters,
@@ -69,9 +71,9 @@ LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
 # Of ops that passes put into a graph.
 OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
-    sorted_segments.KINDS | unordered_sums.KINDS | integer_sums.KINDS | fold_keys.KINDS | \
-    gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | small_matmuls.KINDS | \
-    {COMPUTED: "computed"}
+    sorted_segments.KINDS | unordered_sums.KINDS | integer_sums.KINDS | integer_order.KINDS | \
+    fold_keys.KINDS | gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | \
+    small_matmuls.KINDS | line_segments.KINDS | {COMPUTED: "computed"}
 
 
 # --- loops ----------------------------------------------------------------------------------------

@@ -22,10 +22,12 @@ from .extrema import position_source
 from .fold_keys import key_bits_source, key_source, keys_source
 from .gathered_rows import dots_source
 from .gathers import gather_source, segments_source
+from .integer_order import digit_counts_source, digit_places_source
 from .integer_sums import integer_sums_source
 from .kernel_text import GroupKernel, KernelText, compiled
 from .key_merges import merge_cuts_source, merge_keys_source
 from .library_kernels import attention_source, gemm_source
+from .line_segments import line_runs_source
 from .loop_kernels import columns_source, loop_source, rows_source
 from .pointwise_loops import steps_source
 from .row_order import order_source
@@ -52,6 +54,8 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "row_dots": dots_source, "steps": steps_source, "small_system": small_source,
     "small_product": small_matmul_source,
     "atomic_sums": atomic_sums_source, "integer_sums": integer_sums_source,
+    "line_runs": line_runs_source,
+    "digit_counts": digit_counts_source, "digit_places": digit_places_source,
 }
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.
 _kernels: dict[tuple | str, tuple[GroupKernel, KernelText]] = {}

@@ -22,11 +22,13 @@ from ...schedule.ir import GroupOperand, ScheduledGroup
 from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
-from ..choose_schedule import AHEAD, IDS, blocks, chosen, for_segments, power
+from ..choose_schedule import AHEAD, IDS, LANES, blocks, chosen, for_segments, power
 from .gathered_rows import picked_rows
 from .gathers import adds_slices, around, nothing
 from .group_statements import CHAIN
+from .integer_order import ordered
 from .kernel_text import KernelText, KernelWriter, capital
+from .line_segments import LINE_RUNS
 from .searches import LONG
 from .spell import COMBINE, literal, stored_as
 
@@ -43,6 +45,8 @@ PART_SUMS = library_call("part_sums")
 RUNS = {way: library_call(name) for way, name in (
     ("sum", "run_sums"), ("max", "run_maxima"), ("min", "run_minima"))}
 KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", **dict.fromkeys(RUNS.values(), "runs")}
+# Groups of a segment of a line each, from which on integers are put in order in place of that.
+LINES = 8192
 # Segments from which on their extrema are those of runs; of fewer a group for each looks through
 # all integers as quickly as they are put in order.
 EXTREMA = 256
@@ -60,8 +64,13 @@ def sort_segments(graph: Graph) -> Graph:
         if not all(isinstance(d, int) for v in inputs for d in v.aval.shape):
             return None
         A, T, C = around(extents_of(u), node.attrs["axis"], ids.aval.ndim)
-        few = way != "sum" and node.attrs["extent"] < EXTREMA
-        if A > 1 or not IDS < T < LONG or C == 0 or few:
+        V = node.attrs["extent"]
+        if not 0 < T < LONG or C == 0 or V >= LONG:
+            return None
+        if A > 1:
+            many = T > IDS or A * V * blocks(C, LANES) > LINES
+            return _of_lines(rw, node, u, ids, (A, T, C)) if many else None
+        if T <= IDS or way != "sum" and V < EXTREMA:
             return None
         return _of_runs(rw, node, u, ids, T, C, count)
 
@@ -73,18 +82,30 @@ def _by_segments(op: GraphOp) -> bool:
     return op.reduces == op.meets if op.meets in ("max", "min") else adds_slices(op)
 
 
-def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
-             count: Counter[Value]) -> Value:
-    V, out = node.attrs["extent"], node.outputs[0].aval
+def _in_order(rw: Rewriter, ids: Value, T: int, V: int) -> tuple[Value, Value, Value]:
+    """The integers in order, where each stood, and where each number begins."""
     narrow = rw.made_by(ids, "cast")
     if narrow is not None and narrow.inputs[0].aval.dtype is INT32.dtype:
         ids = narrow.inputs[0]
     flat = rw.emit("reshape", ids, shape=(T,))
-    places = rw.emit("check_index", flat, extent=V, wrap=True)
-    order = rw.emit("argsort", places, axis=0, descending=False)
-    at = rw.emit("take", places, order, axis=0)
-    numbers = rw.emit("iota", size=V + 1, type=places.aval.type)
-    begin = rw.emit("searchsorted", at, numbers, side="left", lines=0)
+    at, order = ordered(rw, rw.emit("check_index", flat, extent=V, wrap=True), V)
+    numbers = rw.emit("iota", size=V + 1, type=INT32)
+    return at, order, rw.emit("searchsorted", at, numbers, side="left", lines=0)
+
+
+def _of_lines(rw: Rewriter, node: Node, u: Value, ids: Value, space: tuple[int, int, int]) -> Value:
+    (A, T, C), V, out = space, node.attrs["extent"], node.outputs[0].aval
+    _, order, begin = _in_order(rw, ids, T, V)
+    rows = rw.emit("reshape", u, shape=space)
+    made = Value(Aval((A, V, C), out.type))
+    rw.add(Node(LINE_RUNS[node.op.meets or "sum"], (rows, order, begin), {}, (made,), rw.where))
+    return rw.emit("reshape", made, shape=out.shape)
+
+
+def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
+             count: Counter[Value]) -> Value:
+    V, out = node.attrs["extent"], node.outputs[0].aval
+    at, order, begin = _in_order(rw, ids, T, V)
     way = node.op.meets or "sum"
     rows, order, weights = _slices(rw, u, order, T, C, count, way)
     given: tuple[Value, ...] = (rows, order, begin)

@@ -158,7 +158,8 @@ def _is_followed(node: Node) -> bool:
     if node.op.name == "pad" and any(node.attrs["holes"]):
         return False
     return node.op.name in (*MOVES, *PICKS) or node.op in (JOINED, WRITE_LAST) or (
-        is_plain_loop(node) and not node.op.beside and template(node) is not None)
+        (is_plain_loop(node) or node.op.name == "cast") and not node.op.beside
+        and template(node) is not None)
 
 
 def _taken_along(graph: Graph, readers: dict[Value, list[Node]], results: set[Value]) -> set[Node]:
