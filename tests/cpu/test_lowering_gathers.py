@@ -182,7 +182,7 @@ def test_extrema_of_many_segments_are_those_of_runs(kind, rng):
     for got, want in zip(*lowered(fn, x, numbers, ids), strict=True):
         np.testing.assert_array_equal(got, want)
     groups = Counter(g.kind for g in program(fn, x, ts.tensor(numbers), ts.tensor(ids)).plan.groups)
-    assert groups["runs"] == 3 and groups["sort"] == groups["search"] == 1
+    assert groups["runs"] == 3 and groups["order"] == groups["search"] == 1
     few = program(lambda x, i: ts.segment_max(x, i, 9), x, ts.tensor(ids % 9))
     assert "segments" in [g.kind for g in few.plan.groups]
 
@@ -218,6 +218,46 @@ def test_writes_keep_the_last_of_repeated_places(name, kind, rng):
     for got, want in zip(*lowered(WRITES[name], x, ids, u), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
+
+
+FEW_WRITES = {
+    "rows": lambda x, i, u: ts.scatter(x, i, u),
+    "columns": lambda x, i, u: ts.scatter(ts.transpose(x), i, ts.transpose(u), axis=1),
+    "several axes": lambda x, i, u: ts.index_put(x, (i, i % 5), u[:, 0]),
+    "along an axis": lambda x, i, u: ts.put_along_axis(
+        x, ts.reshape(i, (1, -1)), ts.transpose(u[:, :1]), 0),
+    "into zeros": lambda x, i, u: ts.scatter(ts.zeros(x.shape, x.type), i, u),
+    "one number": lambda x, i, u: ts.scatter(x, i, 7),
+    "of what it is written into": lambda x, i, u: ts.scatter(x, i, x[:6]),
+}
+
+
+@pytest.mark.parametrize("kind", ["f32", "int64", "bool_"])
+@pytest.mark.parametrize("name", FEW_WRITES)
+def test_of_few_places_no_others_are_looked_at(name, kind, rng):
+    """The last of repeated ones stays; beside a copy of what was there."""
+    x = ts.cast(ts.tensor(rng.integers(0, 99, (90, 6))), kind)
+    u = ts.cast(ts.tensor(rng.integers(0, 2, (6, 6)) * 55), kind)
+    given = x, ts.tensor(np.array([1, -3, 1, 0, 88, 1])), u
+    for got, want in zip(*lowered(FEW_WRITES[name], *given), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    kinds = [g.kind for g in program(FEW_WRITES[name], *given).plan.groups]
+    assert "write_places" in kinds, kinds
+
+
+def test_few_places_are_written_where_a_donated_array_lies(rng):
+    """No copy is made of what nobody reads again; what is read again is not written over."""
+    cache, rows = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((90, 6), (3, 6)))
+    ids = ts.tensor(np.array([4, 80, 4]))
+    step = lambda cache, i, u: ts.scatter(cache, i, u)  # noqa: E731
+    read = lambda cache, i, u: ts.scatter(cache, i, u) * cache  # noqa: E731
+    for fn, donate, launches in ((step, (0,), 1), (step, (), 2), (read, (0,), 2)):
+        made = CudaProgram(ts.jit(fn).graph(cache, ids, rows), donated=donate)
+        groups = [g for g in made.plan.groups if g.kind == "write_places"]
+        assert len(groups) == launches
+        (got,) = made.run([np.array(cache.array), ids.array, rows.array])
+        np.testing.assert_array_equal(got, fn(cache, ids, rows).array)
 
 
 def test_writing_nothing_gives_what_was_there(rng):

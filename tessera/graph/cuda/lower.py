@@ -72,7 +72,7 @@ from .kernels.row_passes import (
     statistics_deep,
 )
 from .kernels.scans import join_scans, schedule_scan
-from .kernels.scatters import schedule_last
+from .kernels.scatters import schedule_last, schedule_writes
 from .kernels.searches import schedule_search
 from .kernels.small_matmuls import schedule_small_matmuls
 from .kernels.small_systems import schedule_small
@@ -586,8 +586,8 @@ MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": sch
            "computed": schedule_computed,
            "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
            "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
-           "last": schedule_last, "key": schedule_key, "keys": schedule_keys,
-           "key_bits": schedule_key_bits, "strips": schedule_strips,
+           "last": schedule_last, "write_places": schedule_writes,
+           "key": schedule_key, "keys": schedule_keys, "key_bits": schedule_key_bits, "strips": schedule_strips,
            "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
            "steps": schedule_steps, "small_system": schedule_small,
            "small_product": schedule_small_matmuls,

@@ -32,7 +32,7 @@ from .loop_kernels import columns_source, loop_source, rows_source
 from .pointwise_loops import steps_source
 from .row_order import order_source
 from .scan_statements import scan_source
-from .scatters import last_source
+from .scatters import last_source, writes_source
 from .searches import search_source
 from .small_matmuls import small_matmul_source
 from .small_systems import small_source
@@ -54,7 +54,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "row_dots": dots_source, "steps": steps_source, "small_system": small_source,
     "small_product": small_matmul_source,
     "atomic_sums": atomic_sums_source, "integer_sums": integer_sums_source,
-    "line_runs": line_runs_source,
+    "line_runs": line_runs_source, "write_places": writes_source,
     "digit_counts": digit_counts_source, "digit_places": digit_places_source,
 }
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.

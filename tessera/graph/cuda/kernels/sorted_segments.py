@@ -45,7 +45,8 @@ PART_SUMS = library_call("part_sums")
 RUNS = {way: library_call(name) for way, name in (
     ("sum", "run_sums"), ("max", "run_maxima"), ("min", "run_minima"))}
 KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", **dict.fromkeys(RUNS.values(), "runs")}
-# Groups of a segment of a line each, from which on integers are put in order in place of that.
+# Blocks of integers that groups of a segment of a line look through, from which on these are put in
+# order in place of that.
 LINES = 8192
 # Segments from which on their extrema are those of runs; of fewer a group for each looks through
 # all integers as quickly as they are put in order.
@@ -68,7 +69,7 @@ def sort_segments(graph: Graph) -> Graph:
         if not 0 < T < LONG or C == 0 or V >= LONG:
             return None
         if A > 1:
-            many = T > IDS or A * V * blocks(C, LANES) > LINES
+            many = A * V * blocks(C, LANES) * blocks(T, IDS) > LINES
             return _of_lines(rw, node, u, ids, (A, T, C)) if many else None
         if T <= IDS or way != "sum" and V < EXTREMA:
             return None
