@@ -220,6 +220,30 @@ def test_writes_keep_the_last_of_repeated_places(name, kind, rng):
         np.testing.assert_array_equal(got, want)
 
 
+BAGS = {
+    "repeated": (lambda t, i, d: ts.vjp(lambda t: ts.mean(t[i], axis=1), t)[1](d), (4100, 2)),
+    "a part of what is repeated": (lambda t, i, d: ts.vjp(lambda t: ts.sum(
+        ts.stack([t[i], t[i + 1]], 1), 2)[:, 1], t)[1](d), (2100, 2)),
+    "other way round": (lambda t, i, d: ts.vjp(lambda t: ts.sum(
+        ts.transpose(t[i], (1, 0, 2)), 0), t)[1](d), (1500, 3)),
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+@pytest.mark.parametrize("columns", [3, 40])
+def test_rows_that_are_repeated_are_summed_where_they_lie(name, columns, rng):
+    """Nothing writes them down as often as they are added."""
+    fn, shape = BAGS[name]
+    t, d = (ts.tensor(rng.standard_normal((n, columns)).astype(np.float32))
+            for n in (700, shape[0]))
+    ids = ts.tensor(rng.integers(0, 699, shape))
+    got, want = lowered(fn, t, ids, d)
+    assert_close(got[0], want[0], "f32", n=64)
+    made = program(fn, t, ids, d).plan
+    assert max(np.prod(o.shape) for g in made.groups for o in (*g.reads, *g.writes)
+               if o.type.dtype.name == "f32") <= max(700, 2 * shape[0]) * columns
+
+
 FEW_WRITES = {
     "rows": lambda x, i, u: ts.scatter(x, i, u),
     "columns": lambda x, i, u: ts.scatter(ts.transpose(x), i, ts.transpose(u), axis=1),

@@ -11,6 +11,7 @@ slices takes no longer than many of a few, and the sums follow from the integers
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from ....numerics import as_type
@@ -23,7 +24,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import AHEAD, IDS, LANES, blocks, chosen, for_segments, power
-from .gathered_rows import picked_rows
+from .gathered_rows import moved_rows, picked_rows
 from .gathers import adds_slices, around, nothing
 from .group_statements import CHAIN
 from .integer_order import ordered
@@ -108,9 +109,9 @@ def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
     V, out = node.attrs["extent"], node.outputs[0].aval
     at, order, begin = _in_order(rw, ids, T, V)
     way = node.op.meets or "sum"
-    rows, order, weights = _slices(rw, u, order, T, C, count, way)
+    rows, row, order, weights = _slices(rw, u, order, T, C, count, way)
     given: tuple[Value, ...] = (rows, order, begin)
-    attrs = {"weighted": bool(weights)}
+    attrs = {"weighted": bool(weights), "row": row}
     if u.aval.dtype.name == "f32" and way == "sum":
         parts = Value(Aval((2 * blocks(T, CHAIN), C), as_type("f64")))
         rw.add(Node(PART_SUMS, (rows, order, at, begin, *weights), attrs, (parts,), rw.where))
@@ -121,11 +122,14 @@ def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
 
 
 def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter[Value], way: str
-            ) -> tuple[Value, Value, tuple[Value, ...]]:
-    """The slices, which of them come one after another, and what each is multiplied by. Rows that
-    integers pick of a table, and products of rows and numbers, are read as they are added."""
-    if C == 1 or u.aval.shape != (T, C):
-        return rw.emit("reshape", u, shape=(T, C)), order, ()
+            ) -> tuple[Value, str, Value, tuple[Value, ...]]:
+    """The rows of the slices, which of them a slice t is, which slices come one after another, and
+    what each is multiplied by. Rows that integers pick of a table, those that are moved, and
+    products of rows and numbers, are read as they are added."""
+    if C == 1:
+        return rw.emit("reshape", u, shape=(T, C)), "", order, ()
+    if u.aval.shape != (T, C):
+        return *moved_rows(rw, u, T, C), order, ()
     picked = picked_rows(rw, u, count, way == "sum")
     if picked.rows is not None:
         extent = picked.table.aval.shape[0]
@@ -133,10 +137,12 @@ def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter
         at = rw.emit("take", rows, order, axis=0)
     else:
         at = order
+    table, row = (picked.table, "") if picked.rows is not None else moved_rows(
+        rw, picked.table, T, C)
     if picked.weights is None:
-        return picked.table, at, ()
+        return table, row, at, ()
     weights = rw.emit("reshape", picked.weights, shape=(T,))
-    return picked.table, at, (rw.emit("take", weights, order, axis=0),)
+    return table, row, at, (rw.emit("take", weights, order, axis=0),)
 
 
 def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -152,7 +158,7 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
         s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
     ways = {op: way for way, op in RUNS.items()}
     builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
-                weighted=node.attrs["weighted"], places=tuple(map(given.index, node.inputs)),
+                weighted=node.attrs["weighted"], row=node.attrs["row"], places=tuple(map(given.index, node.inputs)),
                 **({"way": ways[node.op]} if node.op in ways else {}))
 
 
@@ -238,7 +244,8 @@ def _runs_of_few(group: ScheduledGroup) -> KernelText:
         for r in range(AHEAD):
             w.line(f"at{r} = tile.where(j + {r} < count, lo + j + {r}, {order.shape[0]})", step)
             place = f"tile.gather({capital(order.name)}, at{r})"
-            w.line(f"p{r} = tile.where(j + {r} < count, {place}, {u.shape[0]})", step)
+            _place_row(w, group, f"p{r}", place)
+            w.line(f"p{r} = tile.where(j + {r} < count, p{r}, {u.shape[0]})", step)
         for r in range(AHEAD):
             rows = capital(u.name) + (f"[:{columns}]" if columns else "")
             w.line(f"r{r} = tile.gather({rows}, p{r}, fill={none})", step)
@@ -306,7 +313,7 @@ def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str =
     T, U, zero = order.shape[0], capital(u.name), literal(0, u.type.dtype.kind)
     for r in range(ahead):
         place = f"tile.minimum(j + {r}, {T - 1})"
-        w.line(f"p{r} = {_number(w, capital(order.name), place)}", step)
+        _place_row(w, group, f"p{r}", _number(w, capital(order.name), place))
         if group.attr("weighted"):
             w.line(f"w{r} = {capital(rest[-1].name)}[{place}]", step)
     for r in range(ahead):
@@ -321,6 +328,14 @@ def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str =
         for r in range(ahead):
             value = f"r{r} * w{r}"
             w.line(f"r{r} = {stored_as(value, dtype, kind) if narrow else value}", step)
+
+
+def _place_row(w: KernelWriter, group: ScheduledGroup, name: str, number: str) -> None:
+    """name = which row the slice of a number is."""
+    (step,) = group.steps
+    w.line(f"{name} = {number}", step)
+    if group.attr("row"):
+        w.line(f"{name} = " + re.sub(r"\bt\b", name, group.attr("row")), step)
 
 
 def _number(w: KernelWriter, tensor: str, place: str) -> str:
