@@ -170,7 +170,7 @@ def test_extrema_of_many_segments_are_those_of_runs(kind, rng):
     for got, want in zip(*both_ways(fn, x, numbers, ids), strict=True):
         np.testing.assert_array_equal(got, want)
     groups = Counter(g.kind for g in lowered(fn, x, ts.tensor(numbers), ts.tensor(ids)).plan.groups)
-    assert groups["runs"] == 3 and groups["sort"] == groups["search"] == 1
+    assert groups["runs"] == 3 and groups["order"] == groups["search"] == 1
     few = lowered(lambda x, i: ts.segment_max(x, i, 9), x, ts.tensor(ids % 9))
     assert "segments" in [g.kind for g in few.plan.groups]
 
@@ -206,6 +206,70 @@ def test_writes_keep_the_last_of_repeated_places(name, kind, rng):
     for got, want in zip(*both_ways(WRITES[name], x, ids, u), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
+
+
+BAGS = {
+    "repeated": (lambda t, i, d: ts.vjp(lambda t: ts.mean(t[i], axis=1), t)[1](d), (4100, 2)),
+    "a part of what is repeated": (lambda t, i, d: ts.vjp(lambda t: ts.sum(
+        ts.stack([t[i], t[i + 1]], 1), 2)[:, 1], t)[1](d), (2100, 2)),
+    "other way round": (lambda t, i, d: ts.vjp(lambda t: ts.sum(
+        ts.transpose(t[i], (1, 0, 2)), 0), t)[1](d), (1500, 3)),
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+@pytest.mark.parametrize("columns", [3, 40])
+def test_rows_that_are_repeated_are_summed_where_they_lie(name, columns, rng):
+    """Nothing writes them down as often as they are added."""
+    fn, shape = BAGS[name]
+    t, d = (ts.tensor(rng.standard_normal((n, columns)).astype(np.float32))
+            for n in (700, shape[0]))
+    ids = ts.tensor(rng.integers(0, 699, shape))
+    got, want = both_ways(fn, t, ids, d)
+    assert_close(got[0], want[0], "f32", n=64)
+    made = lowered(fn, t, ids, d).plan
+    assert max(np.prod(o.shape) for g in made.groups for o in (*g.reads, *g.writes)
+               if o.type.dtype.name == "f32") <= max(700, 2 * shape[0]) * columns
+
+
+FEW_WRITES = {
+    "rows": lambda x, i, u: ts.scatter(x, i, u),
+    "columns": lambda x, i, u: ts.scatter(ts.transpose(x), i, ts.transpose(u), axis=1),
+    "several axes": lambda x, i, u: ts.index_put(x, (i, i % 5), u[:, 0]),
+    "along an axis": lambda x, i, u: ts.put_along_axis(
+        x, ts.reshape(i, (1, -1)), ts.transpose(u[:, :1]), 0),
+    "into zeros": lambda x, i, u: ts.scatter(ts.zeros(x.shape, x.type), i, u),
+    "one number": lambda x, i, u: ts.scatter(x, i, 7),
+    "of what it is written into": lambda x, i, u: ts.scatter(x, i, x[:6]),
+}
+
+
+@pytest.mark.parametrize("kind", ["f32", "int64", "bool_"])
+@pytest.mark.parametrize("name", FEW_WRITES)
+def test_of_few_places_no_others_are_looked_at(name, kind, rng):
+    """The last of repeated ones stays; beside a copy of what was there."""
+    x = ts.cast(ts.tensor(rng.integers(0, 99, (90, 6))), kind)
+    u = ts.cast(ts.tensor(rng.integers(0, 2, (6, 6)) * 55), kind)
+    given = x, ts.tensor(np.array([1, -3, 1, 0, 88, 1])), u
+    for got, want in zip(*both_ways(FEW_WRITES[name], *given), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    kinds = [g.kind for g in lowered(FEW_WRITES[name], *given).plan.groups]
+    assert "write_places" in kinds, kinds
+
+
+def test_few_places_are_written_where_a_donated_array_lies(rng):
+    """No copy is made of what nobody reads again; what is read again is not written over."""
+    cache, rows = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((90, 6), (3, 6)))
+    ids = ts.tensor(np.array([4, 80, 4]))
+    step = lambda cache, i, u: ts.scatter(cache, i, u)  # noqa: E731
+    read = lambda cache, i, u: ts.scatter(cache, i, u) * cache  # noqa: E731
+    for fn, donate, launches in ((step, (0,), 1), (step, (), 2), (read, (0,), 2)):
+        made = CudaProgram(ts.jit(fn).graph(cache, ids, rows), donated=donate)
+        groups = [g for g in made.plan.groups if g.kind == "write_places"]
+        assert len(groups) == launches
+        (got,) = made.run([np.array(cache.array), ids.array, rows.array])
+        np.testing.assert_array_equal(got, fn(cache, ids, rows).array)
 
 
 def test_writing_nothing_gives_what_was_there(rng):

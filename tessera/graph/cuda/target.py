@@ -233,7 +233,7 @@ def _memory(group: FusionGroup) -> ResultMemory:
     elements is a view where its readers take it as it lies (argument_views.py)."""
     if group.kind == "launch":
         return written_operand(group.nodes[0])
-    if group.kind == "elements":
+    if group.kind in ("elements", "write_places"):
         lies = group.nodes[0].op.lies(group.nodes[0].attrs)
         return lies if lies.kind == "donated" else FRESH
     if group.kind == "move":
