@@ -14,24 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
 import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import record
+import torch
+import torch.nn.functional as F
+from gpu_timing import as_torch, clocked_in_turn, distance
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import record  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-
-import tessera as ts  # noqa: E402
+import tessera as ts
 
 ROWS = 1 << 18  # of all heads together
 
@@ -52,28 +45,6 @@ def vendor(q: Any, k: Any, v: Any, g: Any, causal: bool) -> Any:
     return y, torch.autograd.grad(y, (q, k, v), g)
 
 
-def medians(runs: dict[str, Callable], rounds: int = 5, seconds: float = 0.05) -> dict[str, float]:
-    """Milliseconds of a call, in rounds of as many as take some time."""
-    calls: dict[str, int] = {}
-    for name, run in runs.items():
-        run()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        calls[name] = max(2, min(50, int(seconds / (time.perf_counter() - begin))))
-    took: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(calls[name]):
-                run()
-            torch.cuda.synchronize()
-            took[name].append(1e3 * (time.perf_counter() - begin) / calls[name])
-    return {name: statistics.median(ms) for name, ms in took.items()}
-
-
 def measured(D: int, S: int, causal: bool, both: Callable) -> dict[str, Any]:
     heads = max(1, ROWS // S)
     q, k, v, g = (torch.randn(1, heads, S, D, device="cuda", dtype=torch.bfloat16)
@@ -86,11 +57,10 @@ def measured(D: int, S: int, causal: bool, both: Callable) -> dict[str, Any]:
     wanted = vendor(q, k, v, g, causal)[1]
     errors, same = [], True
     for x, z, w in zip(found, again, wanted, strict=True):
-        a, b = (torch.from_dlpack(t) for t in (x, z))
-        errors.append(float((a.double() - w.double()).norm() / w.double().norm()))
-        same = same and bool((a == b).all())
-    times = medians({"tessera": lambda: both(*given),
-                     "cuDNN": lambda: vendor(q, k, v, g, causal)})
+        errors.append(distance(x, w))
+        same = same and bool((as_torch(x) == as_torch(z)).all())
+    times = clocked_in_turn({"tessera": lambda: both(*given),
+                             "cuDNN": lambda: vendor(q, k, v, g, causal)})
     flops = 14 * heads * S * S * D / (2 if causal else 1)
     return {"ms": {n: round(t, 4) for n, t in times.items()},
             "TFLOP/s": {n: round(flops / t / 1e9) for n, t in times.items()},
@@ -125,13 +95,9 @@ def main() -> None:
                     figures[name]["parts"] = parts(both, S, D)
                 print(name, json.dumps(figures[name]), flush=True)
     ratios = [f["of cuDNN"] for f in figures.values() if isinstance(f, dict)]
-    figures["geometric mean of cuDNN"] = round(math.exp(statistics.fmean(map(math.log, ratios))), 3)
+    figures["geometric mean of cuDNN"] = round(statistics.geometric_mean(ratios), 3)
     print(figures["geometric mean of cuDNN"])
-    if out := os.environ.get("OUT"):
-        (Path(out) / "attention_backward.json").write_text(
-            json.dumps({**record.context(), **figures}, indent=2) + "\n")
-    else:
-        record.write("attention_backward", figures, shown=False)
+    record.write("attention_backward", figures, shown=False)
 
 
 if __name__ == "__main__":

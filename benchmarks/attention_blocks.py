@@ -15,7 +15,8 @@ from typing import Any
 import record
 import torch
 import torch.nn.functional as F
-from attention_backward import ROWS, medians
+from attention_backward import ROWS
+from gpu_timing import clocked_in_turn
 
 import tessera as ts
 from tessera.kernels.attention_backward import attention_keys, attention_queries
@@ -42,8 +43,8 @@ def over_blocks(kernel: Any, blocks: Any, D: int, S: int, causal: bool) -> dict[
     def run(BM: int, BN: int) -> None:
         kernel(q, k, v, g, lse, delta, *outs, D**-0.5, group=1, BM=BM, BN=BN, causal=causal)
 
-    ms = medians({f"{m}x{n}": lambda m=m, n=n: run(m, n) for m, n in blocks}, rounds=3,
-                 seconds=0.01)
+    ms = clocked_in_turn({f"{m}x{n}": lambda m=m, n=n: run(m, n) for m, n in blocks}, rounds=3,
+                         seconds=0.01)
     return {f"{m}x{n}": [round(1e3 * ms[f"{m}x{n}"], 1), round(computed(m, n, S, causal), 2)]
             for m, n in blocks}
 
@@ -68,7 +69,7 @@ def with_dropout(B: int, H: int, S: int, D: int) -> dict[str, float]:
         return torch.autograd.grad(y, (q, k, v), g)
 
     runs = {"dropout": ours(0.1), "none": ours(0.0), "torch with dropout": theirs}
-    return {name: round(t, 4) for name, t in medians(runs, rounds=3).items()}
+    return {name: round(t, 4) for name, t in clocked_in_turn(runs, rounds=3).items()}
 
 
 def main() -> None:

@@ -16,23 +16,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+import record
+import side_processes
+import torch
+import torch.nn.functional as F
+from attention_backward import ROWS
+from gpu_timing import clocked_in_turn, distance
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import record  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from attention_backward import ROWS, medians  # noqa: E402
-from side_processes import results, work  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-
-import tessera as ts  # noqa: E402
-from tessera import stdlib  # noqa: E402
+import tessera as ts
+from tessera import stdlib
 
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention": SDPBackend.FLASH_ATTENTION}
 SIZES, LENGTHS = (64, 96, 128, 192, 256), (512, 1024, 2048, 4096, 8192, 16384)
@@ -64,8 +61,7 @@ def prepared(D: int, S: int, causal: bool) -> tuple[int, int, bool, Any, dict[st
             made[name] = of_torch(backend, causal, x)
         except RuntimeError as e:  # a backend refuses sizes that it does not have
             print(f"{name}, D {D}: {e}", file=sys.stderr)
-    errors = {name: float(f"{float((y[0, -1].double() - want).norm() / want.norm()):.2e}")
-              for name, y in made.items()}
+    errors = {name: float(f"{distance(y[0, -1], want):.2e}") for name, y in made.items()}
     del made, want, x
     torch.cuda.empty_cache()
     return D, S, causal, one, errors
@@ -74,7 +70,7 @@ def prepared(D: int, S: int, causal: bool) -> tuple[int, int, bool, Any, dict[st
 def measured(D: int, S: int, causal: bool, one: Any, errors: dict[str, float]) -> dict[str, Any]:
     x = operands(D, S)
     given = [ts.from_dlpack(t) for t in x]
-    ms = medians({"tessera": lambda: one(*given)} | {
+    ms = clocked_in_turn({"tessera": lambda: one(*given)} | {
         name: lambda backend=backend: of_torch(backend, causal, x)
         for name, backend in BACKENDS.items() if name in errors}, rounds=5, seconds=0.02)
     best = min(t for name, t in ms.items() if name != "tessera")
@@ -89,21 +85,20 @@ def main() -> None:
     parser.add_argument("D", type=int, nargs="*", default=SIZES)
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
     parser.add_argument("--processes", type=int, default=10)
-    parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
+    side_processes.flag(parser)
     given = parser.parse_args()
     if given.work is not None:
-        return work(given.work, prepared, measured)
-    to = Path(os.environ.get("OUT", record.RESULTS)) / "attention_forward.json"
-    figures: dict[str, Any] = {**record.context(), "device": torch.cuda.get_device_name()}
+        return side_processes.work(given.work, prepared, measured)
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     cases = [[D, S, causal] for D in given.D for causal in (True, False) for S in given.lengths]
     ratios: list[float] = []
-    for (D, S, causal), found in results(__file__, cases, given.processes):
+    for (D, S, causal), found in side_processes.results(__file__, cases, given.processes):
         case = f"D {D}, S {S}, {'causal' if causal else 'full'}"
         figures[case] = found
         ratios.append(found["ratio"])
-        figures["geometric mean"] = round(math.exp(statistics.fmean(map(math.log, ratios))), 3)
+        figures["geometric mean"] = round(statistics.geometric_mean(ratios), 3)
         print(f"{case}:", json.dumps(found), flush=True)
-        to.write_text(json.dumps(figures, indent=2) + "\n")
+        record.write("attention_forward", figures, shown=False)
     print("geometric mean", figures["geometric mean"], "least", min(ratios))
     return None
 

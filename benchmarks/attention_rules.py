@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+import record
+import side_processes
+import torch
+from gpu_timing import as_torch, clocked_in_turn, distance
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-import record  # noqa: E402
-import torch  # noqa: E402
-from attention_backward import medians  # noqa: E402
-from side_processes import results, work  # noqa: E402
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
-
-import tessera as ts  # noqa: E402
+import tessera as ts
 
 CAP, WINDOW, HEADS = 30.0, 1024, 16
 RULES: dict[str, dict[str, Any]] = {
@@ -134,9 +129,8 @@ def exact(rule: dict[str, Any], rows: Any, *xs: torch.Tensor) -> tuple[torch.Ten
     return y.detach(), *torch.autograd.grad(y, (q, k, v), g)
 
 
-def distance(x: Any, want: torch.Tensor) -> float:
-    x = torch.from_dlpack(x) if isinstance(x, ts.Tensor) else x
-    return round(float((x.detach()[-1, -1].float() - want).norm() / want.norm()), 5)
+def error(x: Any, want: torch.Tensor) -> float:
+    return round(distance(as_torch(x).detach()[-1, -1].float(), want), 5)
 
 
 def prepared(D: int, name: str, S: int) -> tuple[dict[str, Any], list[Any]]:
@@ -158,7 +152,7 @@ def prepared(D: int, name: str, S: int) -> tuple[dict[str, Any], list[Any]]:
     want = exact(rule, rows, q, k, v, g)
     torch.cuda.empty_cache()
     (y, made), (z, others) = both(*given, *lines), their_gradient()
-    errors = [(distance(a, w), distance(b, w))
+    errors = [(error(a, w), error(b, w))
               for a, b, w in zip((y, *made), (z, *others), want, strict=True)]
     runs = {"ours": lambda: result(*given[:3], *lines), "flex": lambda: theirs(q, k, v),
             "ours, gradient": lambda: both(*given, *lines), "flex, gradient": their_gradient}
@@ -171,7 +165,7 @@ def prepared(D: int, name: str, S: int) -> tuple[dict[str, Any], list[Any]]:
 
 
 def measured(runs: dict[str, Any], errors: list[Any]) -> dict[str, Any]:
-    ms = medians(runs, rounds=3, seconds=0.02)
+    ms = clocked_in_turn(runs, rounds=3, seconds=0.02)
     return {"errors, ours and flex": errors, **{n: round(t, 4) for n, t in ms.items()},
             "ratio": round(ms["flex"] / ms["ours"], 2),
             "ratio of gradients": round(ms["flex, gradient"] / ms["ours, gradient"], 2)}
@@ -183,18 +177,17 @@ def main() -> None:
     parser.add_argument("--rules", nargs="*", default=list(RULES), choices=RULES)
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--processes", type=int, default=2 * len(RULES))
-    parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
+    side_processes.flag(parser)
     given = parser.parse_args()
     if given.work is not None:
-        return work(given.work, prepared, measured)
-    to = Path(os.environ.get("OUT", record.RESULTS)) / "attention_rules.json"
-    figures: dict[str, Any] = {**record.context(), "device": torch.cuda.get_device_name()}
+        return side_processes.work(given.work, prepared, measured)
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     cases = [[D, name, given.length] for D in given.D for name in given.rules]
-    for (D, name, S), found in results(__file__, cases, given.processes):
+    for (D, name, S), found in side_processes.results(__file__, cases, given.processes):
         case = f"D {D}, S {S}, {name}"
         figures[case] = found
         print(f"{case}:", json.dumps(found), flush=True)
-        to.write_text(json.dumps(figures, indent=2) + "\n")
+        record.write("attention_rules", figures, shown=False)
     return None
 
 

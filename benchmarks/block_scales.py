@@ -12,22 +12,15 @@ all in turn. Writes benchmarks/results/block_scales.json, or $OUT/block_scales.j
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import gpu_timing
+import record
+import torch
+from gpu_timing import Runs
+from matmuls import FP8, Shape, measured, operands
 
-import record  # noqa: E402
-import torch  # noqa: E402
-from matmuls import FP8, Runs, Shape, measured, operands  # noqa: E402
-
-from tessera.stdlib import gemm, gemm_block_scaled  # noqa: E402
-from tessera.tile.launch.compile_images import compile_images  # noqa: E402
-from tessera.tile.launch.precompile import wanted_image  # noqa: E402
+from tessera.stdlib import gemm, gemm_block_scaled
 
 # Cubes, and products of DeepSeek-V3's layers.
 SHAPES: tuple[Shape, ...] = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 7168, 2048),
@@ -52,7 +45,7 @@ def sides(a: torch.Tensor, s: torch.Tensor, b: torch.Tensor, t: torch.Tensor) ->
     def cublas(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch._scaled_mm(a, b.T, x, y, out_dtype=torch.bfloat16)
 
-    runs: Runs = {"tessera": lambda: gemm_block_scaled(a, s, b, t),
+    runs = {"tessera": lambda: gemm_block_scaled(a, s, b, t),
                   "tessera without": lambda: gemm(a, b, transpose_b=True, **FP8),
                   "cuBLAS without": lambda: cublas(one, one)}
     try:
@@ -72,22 +65,7 @@ def require(title: str, given: tuple[torch.Tensor, ...], runs: Runs) -> None:
     y = b.float().double() * along(t.repeat_interleave(BLOCK, 0)[:b.shape[0]])
     want = x @ y.T
     for name in {"tessera", "cuBLAS"} & set(runs):
-        error = float((runs[name]()[rows].double() - want).norm() / want.norm())
-        if not error <= 2**-8:
-            raise SystemExit(f"{title}, {name}: relative error {error}")
-
-
-def compile_all(shapes: list[Shape]) -> None:
-    wanted = {}
-    for shape in shapes:
-        a, s, b, t = scaled(shape)
-        for routine, args, options in ((gemm_block_scaled, (a, s, b, t), {}),
-                                       (gemm, (a, b), {"transpose_b": True, **FP8})):
-            for name, given, constants in routine.launches(*args, **options):
-                kernel = routine.kernels[name]
-                image = wanted_image(kernel, kernel.bind(given, constants))
-                wanted[image.key] = image
-    compile_images(wanted.values())
+        gpu_timing.require(f"{title}, {name}", runs[name]()[rows], want, 2**-8)
 
 
 def main() -> None:
@@ -96,10 +74,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     shapes: list[Shape] = [tuple(map(int, s.split("x"))) for s in args.shapes]  # type: ignore[misc]
-    compile_all(shapes)
+    operands_of = {shape: scaled(shape) for shape in shapes}
+    gpu_timing.compile_calls(
+        call for a, s, b, t in operands_of.values() for call in (
+            (gemm_block_scaled, (a, s, b, t), {}),
+            (gemm, (a, b), {"transpose_b": True, **FP8})))
     found: dict[str, Any] = {}
     for shape in shapes:
-        title, given = " x ".join(map(str, shape)), scaled(shape)
+        title, given = " x ".join(map(str, shape)), operands_of[shape]
         runs, why = sides(*given)
         require(title, given, runs)
         how = gemm_block_scaled.notes[0].partition(":")[0]
@@ -107,12 +89,8 @@ def main() -> None:
         found[title] = {n: round(t, 2) for n, t in times.items()} | {"how": how}
         print(f"{title:22}", "  ".join(f"{n} {t:.1f} us" for n, t in times.items()), "|", how,
               f"| cuBLAS: {why}" if why else "", flush=True)
-    figures = {"device": torch.cuda.get_device_name(), "products": found}
-    if out := os.environ.get("OUT"):
-        (Path(out) / "block_scales.json").write_text(
-            json.dumps({**record.context(), **figures}, indent=2) + "\n")
-    else:
-        record.write("block_scales", figures, shown=False)
+    record.write("block_scales", {"device": torch.cuda.get_device_name(), "products": found},
+                 shown=False)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import record
 import torch
+from gpu_timing import AHEAD_CYCLES, as_torch, captured, in_turn, require
 
 import tessera as ts
 
@@ -39,7 +39,7 @@ LAYERS = [
 KINDS = {"forward": "y", "images": "dx", "filters": "dw"}
 FOOTPRINT = 200 << 20  # bytes of images and results between two reads of one: four times an L2
 LIMIT = 6e-3  # relative distance to cuDNN's, of bf16
-ROUNDS, CALLS, IN_A_ROW = 9, 12, 4  # CALLS: at least, of one function
+ROUNDS, CALLS, IN_A_ROW = 7, 12, 4  # CALLS: at least, of one function
 FRONT, BACK = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
@@ -99,35 +99,6 @@ class Layer:
         return y.permute(BACK)
 
 
-def captured(layer: Layer, kind: str) -> Callable[[], None]:
-    """cuDNN on all images, as a CUDA graph."""
-    layer.theirs(kind, layer.xs[0], layer.gs[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for x, g in zip(layer.xs, layer.gs, strict=True):
-            layer.theirs(kind, x, g)
-    return graph.replay
-
-
-def medians(runs: dict[str, Callable[[], Any]], calls: int) -> dict[str, float]:
-    """Microseconds of a call of each, in turn. While the host asks for one, the GPU is busy with
-    the one before, so that what a call costs the host is not measured."""
-    times: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            run()
-            start.record()
-            for _ in range(IN_A_ROW):
-                run()
-            stop.record()
-            times[name].append((start, stop))
-    torch.cuda.synchronize()
-    return {name: 1e3 * statistics.median(a.elapsed_time(b) for a, b in pairs[2:])
-            / (calls * IN_A_ROW) for name, pairs in times.items()}
-
-
 def on_gpu(x: Any) -> Any:
     """Arrays as tensors of ours, which lie where they lay."""
     if isinstance(x, tuple | list):
@@ -135,25 +106,17 @@ def on_gpu(x: Any) -> Any:
     return ts.from_dlpack(x)
 
 
-def as_torch(x: Any) -> Any:
-    return x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
-
-
-def distance(got: Any, want: Any) -> float:
-    got, want = as_torch(got).reshape(want.shape).double(), want.double()
-    return float((got - want).norm() / want.norm())
-
-
 def measured(layer: Layer, kind: str) -> dict[str, float]:
     given, args = layer.ours(kind)
     fn, args = ts.jit(given), on_gpu(args)
-    error = distance(fn(*args)[0], layer.theirs(kind, layer.xs[0], layer.gs[0]))
-    if not error <= LIMIT:
-        raise SystemExit(f"{layer.name} {kind}: the error {error:.1e} is above {LIMIT:.0e}")
-    us = medians({"ours": lambda: fn(*args), "cuDNN": captured(layer, kind)}, layer.count)
-    return {"ours_us": round(us["ours"], 1), "cudnn_us": round(us["cuDNN"], 1),
-            "ratio": round(us["cuDNN"] / us["ours"], 3),
-            "tflops": round(layer.flops / us["ours"] / 1e6)}
+    want = layer.theirs(kind, layer.xs[0], layer.gs[0])
+    require(f"{layer.name} {kind}", as_torch(fn(*args)[0]).reshape(want.shape), want, LIMIT)
+    theirs = [partial(layer.theirs, kind, x, g) for x, g in zip(layer.xs, layer.gs, strict=True)]
+    us = in_turn({"ours": lambda: fn(*args), "cuDNN": captured(theirs)}, IN_A_ROW, ROUNDS,
+                 AHEAD_CYCLES)
+    ours, cudnn = us["ours"] / layer.count, us["cuDNN"] / layer.count
+    return {"ours_us": round(ours, 1), "cudnn_us": round(cudnn, 1),
+            "ratio": round(cudnn / ours, 3), "tflops": round(layer.flops / ours / 1e6)}
 
 
 def compile_all(batch: int) -> None:
@@ -184,9 +147,7 @@ def main() -> None:
     means = {kind: round(statistics.geometric_mean(r), 3) for kind, r in ratios.items()}
     print("geometric means", means, "least", {k: min(r) for k, r in ratios.items()}, flush=True)
     made = {"batch": batch, "geometric_mean": means, "layers": figures}
-    text = {**record.context(), "device": torch.cuda.get_device_name(), **made}
-    path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "convolutions.json"
-    path.write_text(json.dumps(text, indent=2) + "\n")
+    record.write("convolutions", {"device": torch.cuda.get_device_name(), **made}, shown=False)
 
 
 if __name__ == "__main__":

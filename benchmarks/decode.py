@@ -17,18 +17,15 @@ benchmarks/results/decode.json, or $OUT/decode.json when OUT is set.
 from __future__ import annotations
 
 import json
-import os
-import random
-import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import record
 import torch
 import torch.nn.functional as F
+from gpu_timing import captured, in_turn, require
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -50,7 +47,7 @@ HEADS, KEY_HEADS, D = 32, 8, 128
 FOOTPRINT = 2 << 30  # bytes of keys and values between two reads of one: forty times an H200's L2
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 MOST_CALLS = 48  # of a graph
-ROUNDS = 9
+ROUNDS = 8
 
 PAGES = 16, 64, 256  # keys of one
 
@@ -144,35 +141,6 @@ def truth(q: Any, k: Any, v: Any) -> Any:
     return torch.softmax(q.double() @ keys.mT / D**0.5, -1) @ values
 
 
-def captured(calls: list[Callable[[], Any]]) -> Any:
-    """The calls as a CUDA graph."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def medians(graphs: dict[Any, Any], calls: int) -> dict[Any, float]:
-    """Microseconds of a call of each graph, in turn and in random orders: what one leaves in L2 may
-    help the next."""
-    times: dict[Any, list[tuple[Any, Any]]] = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
-        for name, graph in random.sample(list(graphs.items()), len(graphs)):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            stop.record()
-            times[name].append((start, stop))
-    torch.cuda.synchronize()
-    return {name: 1e3 * statistics.median(a.elapsed_time(b) for a, b in pairs[1:]) / calls
-            for name, pairs in times.items()}
-
-
 def copies_of(size: int, calls: int, many: int) -> list[Callable[[], Any]]:
     """So many calls that move `size` bytes, read and written, in as many places, by a kernel.
     Tensor.copy_ is a copy node in a graph, which takes half as long again: 2,752 GB/s there and
@@ -185,7 +153,7 @@ def copies_of(size: int, calls: int, many: int) -> list[Callable[[], Any]]:
 def copy_rate() -> float:
     """GB/s, read and written."""
     calls = copies_of(1 << 31, 1, 1)
-    return (1 << 31) / 1e3 / medians({"copy": captured(calls)}, 1)["copy"]
+    return (1 << 31) / 1e3 / in_turn({"copy": captured(calls)}, rounds=ROUNDS)["copy"]
 
 
 def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, Any]:
@@ -205,16 +173,15 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
             if isinstance(run, InCodes):
                 exact = truth(part[0], *map(run.rounded, part[1:]))
                 bytes_read[name] //= 2
-            error = (run(*data[0])[:1].double() - exact).norm() / exact.norm()
-            if not error < 6e-3:
-                raise SystemExit(f"{name}, {B} x {T}: the error is {error:.1e}")
+            require(f"{name}, {B} x {T}", run(*data[0])[:1], exact, 6e-3)
             graphs[name] = captured([partial(run, *data[i % len(data)]) for i in range(calls)])
         except RuntimeError as failed:  # a backend that does not take the shape
             print(name, B, T, str(failed)[:100], flush=True)
     moves = {n: copies_of(n, calls, len(data)) for n in set(bytes_read.values())}  # keeps memory
     copies = {n: captured(x) for n, x in moves.items()}
-    us = medians({**graphs, **copies}, calls)
-    equal = {n: us.pop(n) for n in copies}
+    times = in_turn(graphs | {f"copy of {n}": run for n, run in copies.items()}, rounds=ROUNDS)
+    us = {n: times[n] / calls for n in graphs}
+    equal = {n: times[f"copy of {n}"] / calls for n in copies}
     best = min(t for name, t in us.items() if not name.startswith("tessera"))
     return {name: {"us": round(t, 1), "of copy": round(bytes_read[name] / t / 1e3 / copy, 3),
                    "copy of as many bytes, us": round(equal[bytes_read[name]], 1),
@@ -233,11 +200,7 @@ def main() -> None:
         figures[name] = measured(B, T, runs, copy)
         print(name, json.dumps(figures[name]), flush=True)
         torch.cuda.empty_cache()
-    if out := os.environ.get("OUT"):
-        (Path(out) / "decode.json").write_text(
-            json.dumps({**record.context(), **figures}, indent=2) + "\n")
-    else:
-        record.write("decode", figures, shown=False)
+    record.write("decode", figures, shown=False)
 
 
 if __name__ == "__main__":

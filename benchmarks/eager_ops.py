@@ -12,12 +12,9 @@ libraries take turns. Writes benchmarks/results/eager_ops.json, in $OUT when tha
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -297,10 +294,8 @@ def main() -> None:
             driver.launch = lambda *call: 0  # not even looked at
         rows = compared(a.simulate, a.only)
     if not a.simulate:
-        figures = {**record.context(), "device": device().name,
-                   "host_us, done_us, first_s": rows}
-        folder = Path(os.environ.get("OUT", record.RESULTS))
-        (folder / "eager_ops.json").write_text(json.dumps(figures, indent=1) + "\n")
+        record.write("eager_ops", {"device": device().name, "host_us, done_us, first_s": rows},
+                     shown=False, indent=1)
 
 
 if __name__ == "__main__":

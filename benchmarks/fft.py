@@ -13,20 +13,21 @@ side by side, and measure one after the other.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import math
-import multiprocessing
 import os
-import statistics
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
 import cupy
 import record
+import side_processes
 import torch
 from cupy.cuda.cufft import CUFFT_C2R, CUFFT_INVERSE, Plan1d
+from gpu_timing import captured, in_turn
 from torch import fft as cufft
 
 import tessera as ts
@@ -164,85 +165,44 @@ CASES: dict[str, Callable[[], Made]] = {
 
 
 # --- measuring ------------------------------------------------------------------------------------
-def in_turn(*runs: Callable[[], Any]) -> list[float]:
-    """Microseconds of one array of a call of each."""
-    times: list[list[float]] = [[] for _ in runs]
-    for r in range(ROUNDS + 1):
-        for run, found in zip(runs, times, strict=True):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(AHEAD_CYCLES)
-            begin.record()
-            for _ in range(CALLS):
-                run()
-            end.record()
-            torch.cuda.synchronize()
-            if r:  # the first warms up
-                found.append(1e3 * begin.elapsed_time(end) / (CALLS * MANY))
-    return [statistics.median(t) for t in times]
-
-
-def captured(theirs: Callable[[int], Any]) -> Callable[[], None]:
-    theirs(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(MANY):
-            theirs(i)
-
-    def replay(kept: Callable = theirs) -> None:  # what it reads must not be freed
-        graph.replay()
-
-    return replay
-
-
-def prepared(ours: Callable, theirs: Callable, truth: Callable) -> tuple[list, list[float]]:
+def prepared(name: str) -> tuple[dict[str, Callable], list[float]]:
     """(what is measured, its errors)."""
+    ours, theirs, truth = CASES[name]()
     want = truth()
     errors = [float((wide(joined(y)) - want).norm() / want.norm())
               for y in (ours()[0], theirs(0))]
     del want
-    runs = [ours, captured(theirs)]
+    runs = {"ours": ours, "cufft": captured([partial(theirs, i) for i in range(MANY)])}
     torch.cuda.empty_cache()  # others have a share of the memory
+    torch.cuda.synchronize()
     return runs, errors
 
 
-def measured(runs: list, errors: list[float]) -> dict[str, float]:
-    us = in_turn(*runs)
-    return {"ours_us": round(us[0], 1), "cufft_us": round(us[1], 1),
-            "ratio": round(us[1] / us[0], 3), "error": float(f"{errors[0]:.2g}"),
+def measured(runs: dict[str, Callable], errors: list[float]) -> dict[str, float]:
+    us = in_turn(runs, CALLS, ROUNDS, AHEAD_CYCLES)
+    ours, cufft = us["ours"] / MANY, us["cufft"] / MANY
+    return {"ours_us": round(ours, 1), "cufft_us": round(cufft, 1),
+            "ratio": round(cufft / ours, 3), "error": float(f"{errors[0]:.2g}"),
             "cufft_error": float(f"{errors[1]:.2g}")}
 
 
-def work(names: list[str], pipe: Connection) -> None:
-    """Makes all of these ready, then measures each that is asked for."""
-    made = {name: prepared(*CASES[name]()) for name in names}
-    torch.cuda.synchronize()
-    pipe.send(len(made))
-    while name := pipe.recv():
-        pipe.send(measured(*made[name]))
-
-
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    side_processes.flag(parser)
+    given = parser.parse_args()
+    if given.work is not None:
+        return side_processes.work(given.work, prepared, measured)
     source, target = drawn(MANY, 2, POINTS), torch.empty(MANY, 2, POINTS, device="cuda")
-    (copy,) = in_turn(lambda: target.copy_(source))
+    copy = in_turn({"copy": lambda: target.copy_(source)}, CALLS, ROUNDS, AHEAD_CYCLES)["copy"]
     cases: dict[str, dict] = {}
-    figures = {"device": torch.cuda.get_device_name(), "copy_us": round(copy, 1), "cases": cases}
-    names, spawn, pipes = list(CASES), multiprocessing.get_context("spawn"), {}
-    for i in range(PROCESSES):
-        here, there = spawn.Pipe()
-        spawn.Process(target=work, args=(names[i::PROCESSES], there), daemon=True).start()
-        pipes |= dict.fromkeys(names[i::PROCESSES], here)
-    for pipe in set(pipes.values()):
-        pipe.recv()
-    for name, pipe in pipes.items():
-        pipe.send(name)
-        cases[name] = pipe.recv()
-    for pipe in set(pipes.values()):
-        pipe.send("")
-    cases = figures["cases"] = {name: cases[name] for name in names}
-    for name in names:
-        print(name, json.dumps(cases[name]), flush=True)
+    figures = {"device": torch.cuda.get_device_name(), "copy_us": round(copy / MANY, 1),
+               "cases": cases}
+    for (name,), found in side_processes.results(__file__, [[n] for n in CASES], PROCESSES):
+        cases[name] = found
+        print(name, json.dumps(found), flush=True)
+    figures["cases"] = {name: cases[name] for name in CASES}
     record.write("fft", figures, shown=False)
+    return None
 
 
 if __name__ == "__main__":

@@ -18,13 +18,10 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import json
-import os
 import pstats
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,8 +177,8 @@ def simulate(model: StepModel, ranks: int, ways: Sequence[str], steps: int) -> N
         for way in ways:
             found[way] = ts.dist.simulate(
                 lambda way=way: python_us(Step(sized_for(way, narrow), mesh, way), steps), mesh)[0]
-    write("host_time_mesh", {"model": model.name, "ranks": ranks, "simulated": True,
-                             "one_gpu": one, **found})
+    record.write("host_time_mesh", {"model": model.name, "ranks": ranks, "simulated": True,
+                                    "one_gpu": one, **found})
 
 
 def sized_for(way: str, model: StepModel) -> StepModel:
@@ -203,14 +200,6 @@ def python_us(step: Step, steps: int) -> dict[str, Any]:
     return {"leaves": len(tree.flatten((step.params, step.state))[0])} | {
         f"{name}{how}_us": round(1e6 * of(times)) for name, times in found.items()
         for how, of in (("least", min), ("median", statistics.median))}
-
-
-def write(name: str, figures: dict[str, Any]) -> None:
-    where = {} if figures.get("simulated") else {"device": device().name}
-    figures = {**record.context(), **where, **figures}
-    print(json.dumps(figures, indent=2), flush=True)
-    folder = Path(os.environ.get("OUT", record.RESULTS))
-    (folder / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def main() -> None:
@@ -236,7 +225,8 @@ def main() -> None:
             print(way, figures[way], flush=True)
     if launched.launched_rank() == 0:
         single = {} if a.mesh else {"us_per_call": microseconds(single_ops())}
-        write("host_time_mesh" if a.mesh else "host_time", {**single, **figures})
+        record.write("host_time_mesh" if a.mesh else "host_time",
+                     {"device": device().name, **single, **figures})
     if a.profile:
         step.profile(a.steps)
 

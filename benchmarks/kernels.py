@@ -23,24 +23,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu_timing
+import library
+import record
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import tessera as ts
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "benchmarks")]
-
-import library  # noqa: E402
-import record  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-
-import tessera as ts  # noqa: E402
-
-Runs = dict[str, Callable[[], Any]]
+sys.path.insert(0, str(ROOT / "examples"))
 copies, rows = importlib.import_module("01_copy"), importlib.import_module("03_softmax")
 products, flash = importlib.import_module("04_gemm"), importlib.import_module("05_attention")
 MMA = ts.Schedule(block=(128, 256), k=64, warps=8, stages=3, unit="mma")
 
 
-def interleaved(runs: Runs, rounds: int = 15, warm_s: float = 0.5) -> dict[str, float]:
+def interleaved(runs: gpu_timing.Runs, rounds: int = 15, warm_s: float = 0.5) -> dict[str, float]:
     """Milliseconds of each: the median over rounds.
 
     A round runs each kernel once in every position of the order (a Latin square of a random order),
@@ -72,17 +71,6 @@ def _timed(name: str, run: Callable[[], Any]) -> tuple[str, Any, Any]:
     return name, start, stop
 
 
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Relative Frobenius norm of the difference."""
-    return float((got.double() - want.double()).norm() / want.double().norm())
-
-
-def require(what: str, got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
-    found = error(got, want)
-    if not found <= limit:
-        raise SystemExit(f"{what}: the error {found:.2e} is above {limit:.0e}")
-
-
 def show(title: str, figures: dict[str, Any]) -> dict[str, Any]:
     print(title, json.dumps(figures), flush=True)
     return figures
@@ -94,9 +82,9 @@ def memory() -> dict[str, Any]:
     x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
     out = torch.empty_like(x)
     copies.copy(x, out)
-    require("copy", out, x, 0.0)
+    gpu_timing.require("copy", out, x, 0.0)
     copies.add(x, y, out)
-    require("add", out, x + y, 0.0)
+    gpu_timing.require("add", out, x + y, 0.0)
     t = interleaved({"memcpy": lambda: out.copy_(x), "copy": lambda: copies.copy(x, out),
                      "add": lambda: copies.add(x, y, out)})
     rate = {k: (12 if k == "add" else 8) * n / 1e6 / v for k, v in t.items()}
@@ -109,9 +97,9 @@ def memory() -> dict[str, Any]:
         return F.rms_norm(a, (N,), w, 1e-6)
 
     rows.softmax(a, b)
-    require("softmax", b, torch.softmax(a.double(), -1), 4e-3)
+    gpu_timing.require("softmax", b, torch.softmax(a.double(), -1), 4e-3)
     rows.rms_norm(a, w, b)
-    require("rms_norm", b, rms(a.float(), w.float()), 4e-3)
+    gpu_timing.require("rms_norm", b, rms(a.float(), w.float()), 4e-3)
     soft, norm = torch.compile(lambda a: torch.softmax(a, -1)), torch.compile(rms)
     t = interleaved({"memcpy": lambda: b.copy_(a), "softmax": lambda: rows.softmax(a, b),
                      "torch.compile softmax": lambda: soft(a),
@@ -140,15 +128,15 @@ def _gemm(n: int, mma: Any) -> dict[str, Any]:
     A, B = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     Bt, want = B.T.contiguous(), A @ B.T
     C = torch.empty_like(A)
-    ours: Runs = {"NT": lambda: products.gemm_nt(A, B, C),
-                  "NN": lambda: products.gemm_nn(A, Bt, C),
-                  "NT mma.sync": lambda: mma(A, B, C, BM=128, BN=256, BK=64)}
+    ours: gpu_timing.Runs = {"NT": lambda: products.gemm_nt(A, B, C),
+                             "NN": lambda: products.gemm_nn(A, Bt, C),
+                             "NT mma.sync": lambda: mma(A, B, C, BM=128, BN=256, BK=64)}
     for name, run in ours.items():
         C.fill_(math.nan)
         run()
-        require(f"gemm {name} {n}", C, want, 2e-3)
-    vendor: Runs = {"cuBLAS": lambda: torch.mm(A, B.T, out=C),
-                    "cuBLAS NN": lambda: torch.mm(A, Bt, out=C)}
+        gpu_timing.require(f"gemm {name} {n}", C, want, 2e-3)
+    vendor: gpu_timing.Runs = {"cuBLAS": lambda: torch.mm(A, B.T, out=C),
+                               "cuBLAS NN": lambda: torch.mm(A, Bt, out=C)}
     times = interleaved({**vendor, **ours})
     return show(f"GEMM {n}^3", _flops(2 * n**3, times, "cuBLAS"))
 
@@ -170,7 +158,7 @@ def attention() -> dict[str, Any]:
                 flash.attention(q, k, v, out, scale, causal=causal)
 
             ours()
-            require(f"attention {S} {causal}", out, vendor(), 6e-3)
+            gpu_timing.require(f"attention {S} {causal}", out, vendor(), 6e-3)
             times = interleaved({"cuDNN": vendor, "tessera": ours})
             flops = 4 * B * S * S * D / (2 if causal else 1)
             name = f"{B}x{S} {'causal' if causal else 'full'}"
@@ -185,7 +173,7 @@ def routines() -> dict[str, Any]:
         runs = entry.runs(torch)
         got, want = (r if isinstance(r, tuple) else (r,) for r in (f() for f in runs.values()))
         for y, z in zip(got, want, strict=True):
-            require(entry.title, y, z, entry.limit)
+            gpu_timing.require(entry.title, y, z, entry.limit)
         done[entry.title] = show(entry.title, entry.figures(interleaved(runs)))
     return done
 
@@ -230,8 +218,7 @@ PARTS = {"memory": memory, "gemm": gemm, "attention": attention, "library": rout
 def main() -> None:
     asked = [a for a in sys.argv[1:] if a in PARTS] or list(PARTS)
     began = time.perf_counter()
-    to = Path(os.environ.get("OUT", record.RESULTS)) / "kernels.json"
-    figures: dict[str, Any] = {**record.context(), "device": torch.cuda.get_device_name()}
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     for name in asked:
         try:
             figures[name] = PARTS[name]()
@@ -239,7 +226,7 @@ def main() -> None:
             figures[name] = {"failed": f"{type(failed).__name__}: {str(failed)[:300]}"}
             print(name, figures[name], flush=True)
         figures["seconds"] = round(time.perf_counter() - began)
-        to.write_text(json.dumps(figures, indent=2) + "\n")
+        record.write("kernels", figures, shown=False)
     print("seconds", figures["seconds"])
 
 

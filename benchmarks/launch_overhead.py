@@ -13,18 +13,11 @@ when OUT is set.
 
 from __future__ import annotations
 
-import json
 import linecache
-import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-import record  # noqa: E402
+import record
 
 LAUNCHES, ROUNDS = 2000, 10
 
@@ -158,11 +151,7 @@ def main() -> None:
     figures = {"device": library.cuda.get_device_name(),
                "microseconds_by_arrays": {count: {name: round(us, 2) for name, us in rows.items()}
                                           for count, rows in results.items()}}
-    if folder := os.environ.get("OUT"):
-        (Path(folder) / "launch_overhead.json").write_text(
-            json.dumps({**record.context(), **figures}, indent=2) + "\n")
-    else:
-        record.write("launch_overhead", figures)
+    record.write("launch_overhead", figures)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ types are compared before any time is taken. Needs torch and a GPU; most of it i
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from typing import Any
 
 import record
 import torch
+from gpu_timing import AHEAD_CYCLES, Runs, as_torch, distance, in_turn, require
 
 import tessera as ts
 from tessera import stdlib
@@ -37,30 +36,6 @@ def flipped(x: Any) -> Any:
     return ts.transpose(half(x))
 
 
-def medians(runs: dict[str, Callable], rounds: int = 12, calls: int = 3) -> dict[str, float]:
-    """Milliseconds of a call, taken in turn."""
-    for run in runs.values():
-        run()
-        run()
-    events: dict[str, list] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            begin.record()
-            for _ in range(calls):
-                run()
-            end.record()
-            events[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {name: statistics.median(b.elapsed_time(e) for b, e in pairs) / calls
-            for name, pairs in events.items()}
-
-
-def distance(got: Any, want: torch.Tensor) -> float:
-    got = torch.from_dlpack(got)[:PART].double()
-    return float((got - want[:PART]).norm() / want[:PART].norm())
-
-
 def right_at_edges() -> None:
     for m, n, k in ((1000, 1096, 136), (129, 72, 64), (4096, HIDDEN, D)):
         x, w = normal(m, k), normal(k, n, scale=k**-0.5)
@@ -68,10 +43,9 @@ def right_at_edges() -> None:
         for b in (normal(n), normal(n).float()):
             y = ts.jit(lambda x, w, b: half(x) @ half(w) + half(b))(
                 *(ts.from_dlpack(t) for t in (x, w, b)))
-            got, want = torch.from_dlpack(y).double(), x.double() @ w.double() + b.double()
+            got, want = as_torch(y), x.double() @ w.double() + b.double()
             assert got.isnan().equal(want.isnan()), (m, n, k)
-            error = (got.nan_to_num() - want.nan_to_num()).norm() / want.nan_to_num().norm()
-            assert error < 4e-3, (m, n, k, float(error))
+            require(f"{m} x {n} x {k}", got.nan_to_num(), want.nan_to_num(), 4e-3)
 
 
 def cases() -> Any:
@@ -114,8 +88,9 @@ def main() -> None:
     right_at_edges()
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
 
-    def note(name: str, runs: dict[str, Callable], flops: float, error: float) -> None:
-        ms = medians(runs)
+    def note(name: str, runs: Runs, flops: float, error: float) -> None:
+        us = in_turn(runs, calls=3, rounds=12, ahead_cycles=AHEAD_CYCLES)
+        ms = {n: t / 1e3 for n, t in us.items()}
         figures[name] = {"ms": {n: round(t, 4) for n, t in ms.items()},
                          "TFLOP/s": {n: round(flops / t / 1e9) for n, t in ms.items()},
                          "of torch": round(ms["torch"] / ms["tessera"], 3),
@@ -125,12 +100,13 @@ def main() -> None:
     for name, fn, arrays, theirs, flops, want in cases():
         f, given = ts.jit(fn), [ts.from_dlpack(a) for a in arrays]
         y = f(*given)
-        error = distance(y[0] if isinstance(y, tuple) else y, want)
+        error = distance(as_torch(y[0] if isinstance(y, tuple) else y)[:PART], want[:PART])
         note(name, {"tessera": lambda f=f, given=given: f(*given), "torch": theirs}, flops, error)
     for n in (2048, 4096, 8192):
         a, b = normal(n, n), normal(n, n, scale=n**-0.5)
         A, B = ts.from_dlpack(a), ts.from_dlpack(b)
-        error = distance(stdlib.gemm(A, B, transpose_b=True), a[:PART].double() @ b.double().T)
+        error = distance(as_torch(stdlib.gemm(A, B, transpose_b=True))[:PART],
+                         a[:PART].double() @ b.double().T)
         note(f"library gemm NT {n}^3",
              {"tessera": lambda A=A, B=B: stdlib.gemm(A, B, transpose_b=True),
               "torch": lambda a=a, b=b: a @ b.T}, 2 * n**3, error)

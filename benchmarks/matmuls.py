@@ -16,33 +16,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import record
+import torch
+from gpu_timing import Runs, captured, compile_calls, distance, in_turn
 
-import record  # noqa: E402
-import torch  # noqa: E402
-
-import tessera as ts  # noqa: E402
-from tessera.stdlib import gemm  # noqa: E402
-from tessera.tile.launch.compile_images import compile_images  # noqa: E402
-from tessera.tile.launch.precompile import wanted_image  # noqa: E402
-from tessera.tune.routines import PRODUCTS as SHAPES  # noqa: E402
+import tessera as ts
+from tessera.stdlib import gemm
+from tessera.tune.routines import PRODUCTS as SHAPES
 
 Shape = tuple[int, int, int]  # M, N, K
 GRAPH_US = 1200  # of the launches in one graph
 LAYOUTS = ("nt", "nn", "tn", "tt")
-Runs = dict[str, Callable[[], Any]]
 
 
 def operands(shape: Shape, layout: str, dtype: Any, make: Any = torch.randn) -> tuple[Any, Any]:
@@ -98,69 +89,23 @@ def require(title: str, a: Any, b: Any, layout: str, runs: Runs) -> None:
     a, b = a.T if layout[0] == "t" else a, b.T if layout[1] == "t" else b
     rows = torch.linspace(0, a.shape[0] - 1, min(a.shape[0], 16), device="cuda").long()
     want = a[rows].double() @ b.double()
-    errors = {n: float((run()[rows].double() - want).norm() / want.norm()) for n, run in
-              runs.items()}
+    errors = {n: distance(run()[rows], want) for n, run in runs.items()}
     if not errors["tessera"] <= 1.1 * errors["cuBLAS"] + 1e-4:
         raise SystemExit(f"{title}: relative errors {errors}")
-
-
-def compile_all(cases: list[tuple[Shape, str]], kind: Kind) -> int:
-    """What the calls run, compiled side by side; how many kernels."""
-    wanted = {}
-    for shape, layout in cases:
-        a, b = operands(shape, layout, kind.dtype, torch.empty)
-        for name, args, constants in kind.routine.launches(a, b, **kind.given(layout)):
-            kernel = kind.routine.kernels[name]
-            w = wanted_image(kernel, kernel.bind(args, constants))
-            wanted[w.key] = w
-    torch.cuda.empty_cache()
-    return compile_images(wanted.values())
-
-
-def graph_of(run: Callable[[], Any], launches: int) -> Any:
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(launches):
-            run()
-    return graph
-
-
-def in_turn(runs: Runs, each: int, rounds: int) -> dict[str, float]:
-    """Microseconds of one of `each` calls: medians over rounds, in random orders."""
-    took: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(rounds + 1):
-        marks = []
-        for name in random.sample(list(runs), len(runs)):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            runs[name]()
-            stop.record()
-            marks.append((name, start, stop))
-        torch.cuda.synchronize()
-        for name, start, stop in marks if i else ():  # the first warms up
-            took[name].append(1e3 * start.elapsed_time(stop) / each)
-    return {name: statistics.median(times) for name, times in took.items()}
 
 
 def measured(runs: Runs, shape: Shape, rounds: int) -> dict[str, float]:
     """Microseconds on the GPU."""
     estimate = max(2.5, 2 * prod(shape) / 6e8)
     launches = max(1, min(100, round(GRAPH_US / estimate)))
-    graphs = {name: graph_of(run, launches) for name, run in runs.items()}
-    return in_turn({name: g.replay for name, g in graphs.items()}, launches, rounds)
+    graphs = {name: captured([run] * launches) for name, run in runs.items()}
+    us = in_turn(graphs, rounds=rounds)
+    return {name: of_all / launches for name, of_all in us.items()}
 
 
 def called(runs: Runs, calls: int = 200) -> dict[str, float]:
     """Microseconds of plain calls in a row."""
-    def many(run: Callable[[], Any]) -> Callable[[], None]:
-        def again() -> None:
-            for _ in range(calls):
-                run()
-        return again
-
-    return in_turn({name: many(run) for name, run in runs.items()}, calls, 3)
+    return in_turn(runs, calls, 3)
 
 
 def product(shape: Shape, layout: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
@@ -186,7 +131,9 @@ def of_type(name: str, kind: Kind, shapes: list[Shape], args: argparse.Namespace
     torch.backends.cuda.matmul.allow_tf32 = kind.fast
     layouts = [w for w in args.layouts if w in kind.layouts]
     start = time.perf_counter()
-    kernels = compile_all([(s, w) for s in shapes for w in layouts], kind)
+    kernels = compile_calls((kind.routine, operands(s, w, kind.dtype, torch.empty), kind.given(w))
+                            for s in shapes for w in layouts)
+    torch.cuda.empty_cache()
     print(f"{name}: {kernels} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
     found: dict[str, Any] = {}
     for shape in shapes:
@@ -240,16 +187,16 @@ def main() -> None:
     parser.add_argument("--calls", action="store_true")
     args = parser.parse_args()
     began = time.perf_counter()
-    file = ("products" if args.types == ["bf16"] else "matmuls") + ".json"
-    last, to = record.RESULTS / file, Path(os.environ.get("OUT", record.RESULTS)) / file
+    file = "products" if args.types == ["bf16"] else "matmuls"
+    last = record.RESULTS / f"{file}.json"
     known = json.loads(last.read_text()) if last.exists() else {}
-    figures = {**record.context(), "device": torch.cuda.get_device_name()}
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     for name in args.types:
         shapes = weakest_first([s for group in args.shapes for s in SHAPES[group]], known)
         for found in of_type(name, KINDS[name], shapes if name == "bf16" else LARGE, args):
             figures[name] = found
             figures["seconds"] = round(time.perf_counter() - began)
-            to.write_text(json.dumps(figures, indent=1) + "\n")
+            record.write(file, figures, shown=False, indent=1)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import record
 import rows
 import torch
 import torch.nn.functional as F
+from gpu_timing import as_torch, in_turn
 
 import tessera as ts
 
@@ -48,22 +49,14 @@ def ours(fn: Callable, *xs: torch.Tensor) -> tuple[Any, float, dict[str, float]]
 
 
 def theirs(fn: Callable, *xs: torch.Tensor) -> float:
-    compiled, times = torch.compile(fn), []
-    for _ in range(3):
+    compiled = torch.compile(fn)
+    for _ in range(2):
         compiled(*xs)
-    for _ in range(5):
-        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-        begin.record()
-        for _ in range(10):
-            compiled(*xs)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(100 * begin.elapsed_time(end))
-    return statistics.median(times)
+    return in_turn({"theirs": lambda: compiled(*xs)}, 10)["theirs"]
 
 
 def wide(x: Any) -> torch.Tensor:
-    return torch.from_dlpack(x).double()
+    return as_torch(x).double()
 
 
 def excess(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -168,24 +161,19 @@ def gpt2() -> Iterator[tuple[str, dict[str, Any]]]:
 def main() -> None:
     torch.manual_seed(0)
     asked = sys.argv[1:] or ["gpt2", "rows"]
-    parts: dict[str, Any] = {"memory_bound": gpt2()} if "gpt2" in asked else {}
+    alone = "compile" in asked
+    parts: dict[str, Any] = {"memory_bound": gpt2()} if "gpt2" in asked and not alone else {}
     if "rows" in asked:
-        parts["rows"] = rows.rows(asked[asked.index("rows") + 1:])
+        parts["rows"] = rows.measured(asked[asked.index("rows") + 1:], alone)
     if "orders" in asked:
-        parts["orders"] = rows.orders()
-    for part in parts.values():
-        if isinstance(part, rows.Rows):
-            part.compiled()
-            if "compile" in asked:
-                part.end()
-    if "compile" in asked:
-        return
+        parts["orders"] = rows.measured(rows.orders(), alone)
     for file, part in parts.items():
         figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
         for name, found in part:
             figures[name] = found
             print(name, found, flush=True)
-        record.write(file, figures, shown=False)
+        if not alone:
+            record.write(file, figures, shown=False)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,15 @@ are measured. Needs torch and a GPU.
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+import torch
+import torch.nn.functional as F
+from user_programs import CASES, case, main, pulled, pulled_by_torch, wide
 
-import record  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-import user_programs  # noqa: E402
-from user_programs import CASES, case, pulled, pulled_by_torch, wide  # noqa: E402
-
-import tessera as ts  # noqa: E402
+import tessera as ts
 
 CASES.clear()
-PROCESSES = 14
 f, b = "f32", "bf16"
 one = lambda x: torch.ones((), device=x.device, dtype=wide(x).dtype)  # noqa: E731
 
@@ -528,58 +516,5 @@ case(
 )
 
 
-# --- processes ----------------------------------------------------------------------------------
-def work(names: list[str]) -> None:
-    """Compiles programs, says so, and measures them when told to."""
-    for name in names:
-        try:
-            for run in user_programs.runs(name)[1:]:
-                run()
-        except Exception as e:  # told again by its measurement
-            print(f"{name}: {type(e).__name__}", file=sys.stderr, flush=True)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    print("compiled", flush=True)
-    if not sys.stdin.readline():
-        return
-    for name in names:
-        try:
-            print(json.dumps([name, user_programs.measure(name)]), flush=True)
-        except Exception as e:
-            traceback.print_exc()
-            print(json.dumps([name, {"failed": f"{type(e).__name__}: {e}"[:300]}]), flush=True)
-
-
-def main() -> None:
-    words = sys.argv[1:]
-    names = [n for n in CASES if not words or any(w in n for w in words)]
-    one = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    workers = [subprocess.Popen([sys.executable, __file__, "--work", json.dumps(part)], env=one,
-                                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-               for i in range(PROCESSES) if (part := names[i::PROCESSES])]
-    for w in workers:
-        while w.stdout.readline() not in ("compiled\n", ""):
-            pass
-    programs = {}
-    for w in workers:
-        w.stdin.write("now\n")
-        w.stdin.close()
-        for line in w.stdout:
-            if line.startswith("["):
-                name, programs[name] = json.loads(line)
-                print(f"{programs[name].get('ratio', 0):6.3f}  {name}  "
-                      f"{json.dumps(programs[name])}", flush=True)
-        w.wait()
-    if words:
-        return
-    ratios = [p["ratio"] for p in programs.values()]
-    record.write("model_parts", {"device": torch.cuda.get_device_name(), "programs": programs,
-                                 "geometric_mean": round(statistics.geometric_mean(ratios), 3),
-                                 "least": min(ratios)}, shown=False)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(json.loads(sys.argv[2]))
-    else:
-        main()
+    main(__file__, "model_parts", __doc__)

@@ -19,24 +19,17 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import numpy as np
+import record
 
-import numpy as np  # noqa: E402
-import record  # noqa: E402
-
-import tessera as ts  # noqa: E402
-from tessera.graph.cuda.program.device import DeviceExecutable  # noqa: E402
-from tessera.graph.cuda.program.workspace import Workspace  # noqa: E402
-from tessera.runtime.device import device  # noqa: E402
+import tessera as ts
+from tessera.graph.cuda.program.device import DeviceExecutable
+from tessera.graph.cuda.program.workspace import Workspace
+from tessera.runtime.device import device
 
 ROUNDS = 5
 WRAPS: dict[str, Callable] = {"nothing": lambda f: f, "remat": ts.remat,
@@ -138,12 +131,7 @@ def main() -> None:
     figures = {"device": device().name, "layers": args.layers, "tokens": args.tokens,
                "width": args.width, "same_bits": same, "rows": rows,
                "hidden": round(1 - longer / alone, 3)}
-    if folder := os.environ.get("OUT"):
-        text = json.dumps({**record.context(), **figures}, indent=2)
-        (Path(folder) / "offload.json").write_text(text + "\n")
-        print(text)
-    else:
-        record.write("offload", figures)
+    record.write("offload", figures)
 
 
 if __name__ == "__main__":

@@ -13,25 +13,16 @@ $OUT/packed_weights.json when OUT is set.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import numpy as np
+import record
+import torch
+from gpu_timing import captured, compile_calls, in_turn, require
 
-import numpy as np  # noqa: E402
-import record  # noqa: E402
-import torch  # noqa: E402
-from matmuls import graph_of, in_turn  # noqa: E402
-
-import tessera as ts  # noqa: E402
-from tessera.numerics import decode, find_dtype, unpack  # noqa: E402
-from tessera.stdlib import gemm_packed  # noqa: E402
-from tessera.tile.launch.compile_images import compile_images  # noqa: E402
-from tessera.tile.launch.precompile import wanted_image  # noqa: E402
+import tessera as ts
+from tessera.numerics import decode, find_dtype, unpack
+from tessera.stdlib import gemm_packed
 
 N = K = 8192
 COPIES, CHECKED, REPEATS = 6, 64, 4  # weights, columns of a result, of all weights in a graph
@@ -52,23 +43,6 @@ def weights(codes: str) -> tuple[list[ts.Tensor], torch.Tensor]:
         np.asarray(numbers, np.float64), device="cuda")
 
 
-def require(title: str, x: torch.Tensor, w: ts.Tensor, numbers: torch.Tensor) -> None:
-    got, want = gemm_packed(x, w)[:, :CHECKED].double(), x.float().double() @ numbers.T
-    error = float((got - want).norm() / want.norm())
-    if not error <= 2**-8:
-        raise SystemExit(f"{title}: relative error {error}")
-
-
-def compile_all(cases: list[tuple[torch.Tensor, ts.Tensor]]) -> None:
-    wanted = {}
-    for x, w in cases:
-        for name, args, constants in gemm_packed.launches(x, w):
-            kernel = gemm_packed.kernels[name]
-            image = wanted_image(kernel, kernel.bind(args, constants))
-            wanted[image.key] = image
-    compile_images(wanted.values())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--codes", nargs="*", choices=CODES, default=CODES)
@@ -80,8 +54,9 @@ def main() -> None:
     wide = [torch.randn(N, K, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     laid = {(codes, name): [ts.cast(w, f"{codes} {ORDER}({TYPES[name]})") for w in ws]
             for codes, (ws, _) in drawn.items() for name in X if codes != "int4"}
-    compile_all([(x.to(kind), ws[0]) for x in given.values() for name, kind in X.items()
-                 for codes in drawn for ws in (drawn[codes][0], laid.get((codes, name))) if ws])
+    compile_calls((gemm_packed, (x.to(kind), ws[0]), {}) for x in given.values()
+                  for name, kind in X.items() for codes in drawn
+                  for ws in (drawn[codes][0], laid.get((codes, name))) if ws)
     found: dict[str, Any] = {}
     for rows, numbers in given.items():
         plain = numbers.to(torch.bfloat16)
@@ -92,21 +67,20 @@ def main() -> None:
                 x = numbers.to(kind)
                 for order, them in (("", ws), (ORDER, laid.get((codes, name)))):
                     if them is not None:
-                        require(f"{codes}{order}, {name}, {rows} rows", x, them[0], exact)
+                        require(f"{codes}{order}, {name}, {rows} rows",
+                                gemm_packed(x, them[0])[:, :CHECKED],
+                                x.float().double() @ exact.T, 2**-8)
                         runs[f"{codes}{order} {name}"] = lambda x=x, ws=them: [
                             gemm_packed(x, w) for w in ws]
-        graphs = {n: graph_of(run, REPEATS).replay for n, run in runs.items()}
-        times = in_turn(graphs, COPIES * REPEATS, args.rounds)
+        graphs = {n: captured([run] * REPEATS) for n, run in runs.items()}
+        us = in_turn(graphs, rounds=args.rounds)
+        times = {n: t / (COPIES * REPEATS) for n, t in us.items()}
         found[str(rows)] = {n: {"us": round(t, 2), "ratio": round(times["cuBLAS"] / t, 2)}
                             for n, t in times.items()}
         print(f"{rows:3} rows", "  ".join(f"{n} {f['us']} us {f['ratio']:.2f}"
                                           for n, f in found[str(rows)].items()), flush=True)
-    figures = {"device": torch.cuda.get_device_name(), "rows": found}
-    if out := os.environ.get("OUT"):
-        (Path(out) / "packed_weights.json").write_text(
-            json.dumps({**record.context(), **figures}, indent=2) + "\n")
-    else:
-        record.write("packed_weights", figures, shown=False)
+    record.write("packed_weights", {"device": torch.cuda.get_device_name(), "rows": found},
+                 shown=False)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,15 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+import record
+import torch
+from gpu_timing import clocked_in_turn, distance
+from torch.nn.functional import scaled_dot_product_attention
 
-import record  # noqa: E402
-import torch  # noqa: E402
-from attention_backward import medians  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
-
-import tessera as ts  # noqa: E402
-from tessera.graph.cuda import prepare  # noqa: E402
+import tessera as ts
+from tessera.graph.cuda import prepare
 
 CASES = [("none", 4, 16, 4096, 4096, 64, "bf16"), ("none", 4, 16, 4096, 4096, 128, "bf16"),
          ("causal", 4, 16, 4096, 4096, 64, "bf16"), ("lengths", 4, 16, 4096, 4096, 64, "bf16"),
@@ -116,8 +112,8 @@ def case(mask: str, B: int, H: int, S: int, T: int, D: int, dtype: str) -> dict[
     wide = wide if wide is None or wide.dtype == torch.bool else wide.float()
     want = scaled_dot_product_attention(*(x[-1:].float() for x in (q, k, v)), attn_mask=wide,
                                         is_causal=mask == "causal")
-    error = float((mine[-1:] - want).norm() / want.norm())
-    ms = medians(runs, rounds=3, seconds=0.02)
+    error = distance(mine[-1:], want)
+    ms = clocked_in_turn(runs, rounds=3, seconds=0.02)
     return {**{name: round(t, 3) for name, t in ms.items()},
             **({} if dropped else {"error": round(error, 5)})}
 

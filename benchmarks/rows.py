@@ -13,30 +13,26 @@ the bytes that must move. Errors are Frobenius norms against f64.
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import statistics
-import subprocess
-import sys
-import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import side_processes
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+from gpu_timing import AHEAD_CYCLES, as_torch, distance, in_turn
 
 import tessera as ts
 from tessera import stdlib
 
 ELEMENTS, LENGTHS = 1 << 26, (64, 256, 1024, 4096, 16384, 65536, 131072)
 ORDER_LENGTHS = (64, 1024, 16384, 131072)  # compiling networks takes both sides long
-CALLS, ROUNDS, AHEAD_CYCLES = 10, 5, 3_000_000
-PROCESSES, SECONDS = 16, 60.0  # of compilers; for each of them
-READY = "compiled"
+CALLS, PROCESSES = 10, 16
 Tensors = tuple[torch.Tensor, ...]
 torch._functorch.config.donated_buffer = False  # backward passes are run again and again
 
@@ -152,25 +148,6 @@ ORDERS = {c.name: c for c in (
 
 
 # --- measuring --------------------------------------------------------------------------------
-def in_turn(runs: dict[str, Callable[[], Any]], calls: int = CALLS) -> dict[str, float]:
-    """Microseconds of a call of each."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for r in range(ROUNDS + 1):
-        names, events = list(runs), []
-        for name in names[r % len(names):] + names[:r % len(names)]:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(AHEAD_CYCLES)
-            begin.record()
-            for _ in range(calls):
-                runs[name]()
-            end.record()
-            events.append((name, begin, end))
-        torch.cuda.synchronize()
-        for name, begin, end in events if r else ():  # the first round warms up
-            times[name].append(1e3 * begin.elapsed_time(end) / calls)
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
 def torch_run(case: Case, fn: Callable[..., torch.Tensor], xs: Tensors) -> Callable[[], Any]:
     """A call of PyTorch's side. A gradient alone is that of a forward pass made before, which has
     left statistics; we take them anew."""
@@ -216,7 +193,8 @@ class Measurement:
         runs = self.runs(xs)
         off = errors(self.case, xs, runs)
         out = torch.empty_like(xs[0])
-        times = in_turn({**runs, "copy": lambda: out.copy_(xs[0])}, self.case.calls)
+        times = in_turn({**runs, "copy": lambda: out.copy_(xs[0])}, self.case.calls,
+                        ahead_cycles=AHEAD_CYCLES)
         rates = {name: (2 if name == "copy" else self.case.moves) * 2 * ELEMENTS / us / 1e3
                  for name, us in times.items()}
         ours = rates["tessera"]
@@ -231,14 +209,12 @@ class Measurement:
 def errors(case: Case, xs: Tensors, runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Of the first result of each: the norm of the difference by that of the result."""
     wide = tuple(x.double() if x.is_floating_point() else x for x in xs)
-    want = _first(torch_run(case, case.torchs, wide)()).double()
-    return {name: float((_first(run()).double() - want).norm() / want.norm())
-            for name, run in runs.items()}
+    want = _first(torch_run(case, case.torchs, wide)())
+    return {name: distance(_first(run()), want) for name, run in runs.items()}
 
 
 def _first(made: Any) -> torch.Tensor:
-    first = made[0] if isinstance(made, tuple | list) else made
-    return first if isinstance(first, torch.Tensor) else torch.from_dlpack(first)
+    return as_torch(made[0] if isinstance(made, tuple | list) else made)
 
 
 # --- processes --------------------------------------------------------------------------------
@@ -248,68 +224,34 @@ def chosen(asked: list[str]) -> list[tuple[Case, int]]:
     return [(known[name], N) for N in lengths for name in names]
 
 
-def work(asked: list[str], part: int, parts: int) -> None:
-    """Compiles every so many-th of what is asked for, says so, and measures it when told to."""
-    begin, made = time.perf_counter(), list[Measurement]()
-    for case, N in chosen(asked)[part::parts]:
-        if time.perf_counter() - begin > SECONDS:
-            print(f"no time to compile {case.name} of {N}", file=sys.stderr, flush=True)
-            continue
-        made.append(Measurement.of(case, N))
-        made[-1].compile()
-    print(READY, flush=True)
-    if not sys.stdin.readline():
-        return
-    for one in made:
-        print(json.dumps([f"{one.case.name}, {one.N}", one.figures()]), flush=True)
+def prepared(name: str, N: int) -> tuple[Measurement]:
+    one = Measurement.of({**CASES, **OTHERS, **ORDERS}[name], N)
+    one.compile()
+    return (one,)
 
 
-def _is_figures(line: str) -> bool:
-    return line.startswith("[")
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Processes that compile from the start, and measure one after another when asked to."""
-
-    workers: list[subprocess.Popen[str]]
-
-    def compiled(self) -> None:
-        for w in self.workers:
-            while w.stdout.readline() not in (READY + "\n", ""):
-                pass
-
-    def end(self) -> None:
-        """Nothing is measured."""
-        for w in self.workers:
-            w.communicate()
-
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        ratios: list[float] = []
-        for w in self.workers:
-            w.stdin.write("now\n")
-            w.stdin.close()
-            for line in filter(_is_figures, w.stdout):
-                name, found = json.loads(line)
-                ratios.append(found["of torch.compile"])
-                yield name, found
-            w.wait()
+def measured(asked: list[str], compiled_alone: bool = False
+             ) -> Iterator[tuple[str, dict[str, Any]]]:
+    """asked: lengths and names, or less. compiled_alone: nothing is measured."""
+    cases = [[case.name, N] for case, N in chosen(asked)]
+    parts, ratios = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) - 2)), list[float]()
+    for (name, N), found in side_processes.results(__file__, cases, parts, not compiled_alone):
+        ratios.append(found["of torch.compile"])
+        yield f"{name}, {N}", found
+    if ratios:
         yield "all of torch.compile", {"geometric mean": round(statistics.geometric_mean(ratios),
                                                                3), "least": min(ratios)}
 
 
-def rows(asked: list[str]) -> Rows:
-    parts = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) - 2))
-    script = [sys.executable, str(Path(__file__).resolve())]
-    one = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return Rows([subprocess.Popen([*script, str(i), str(parts), *asked], env=one, text=True,
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                 for i in range(parts)])
+def orders() -> list[str]:
+    return [",".join(map(str, ORDER_LENGTHS)), ",".join(ORDERS)]
 
 
-def orders() -> Rows:
-    return rows([",".join(map(str, ORDER_LENGTHS)), ",".join(ORDERS)])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    side_processes.flag(parser)
+    side_processes.work(parser.parse_args().work, prepared, Measurement.figures)
 
 
 if __name__ == "__main__":
-    work(sys.argv[3:], int(sys.argv[1]), int(sys.argv[2]))
+    main()

@@ -11,28 +11,27 @@ benchmarks/results/user_programs.json if all are measured. Needs torch and a GPU
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import statistics
-import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+import gpu_timing
+import record
+import side_processes
+import torch
+import torch.nn.functional as F
+from gpu_timing import AHEAD_CYCLES, as_torch, in_turn
+from torch import autograd
+from torch._higher_order_ops.associative_scan import associative_scan
 
-import record  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from rows import in_turn  # noqa: E402
-from torch import autograd  # noqa: E402
-from torch._higher_order_ops.associative_scan import associative_scan  # noqa: E402
-
-import tessera as ts  # noqa: E402
+import tessera as ts
 
 CASES: dict[str, tuple[list[Any], Callable[..., Any], Callable[..., Any], bool]] = {}
-CALLS = 10
+CALLS, PROCESSES = 10, 14
 f, b = "f32", "bf16"
 
 
@@ -484,14 +483,11 @@ def drawn(shape: tuple[int, ...], kind: Any, rng: torch.Generator) -> torch.Tens
 def flat(v: Any) -> list[torch.Tensor]:
     if isinstance(v, (tuple, list)):
         return [w for u in v for w in flat(u)]
-    return [v if isinstance(v, torch.Tensor) else torch.from_dlpack(v)]
+    return [as_torch(v)]
 
 
 def distance(made: Any, exact: list[torch.Tensor]) -> float:
-    return max(
-        float((v.double() - w.double()).norm() / (w.double().norm() + 1e-30))
-        for v, w in zip(flat(made), exact, strict=True)
-    )
+    return max(gpu_timing.distance(v, w) for v, w in zip(flat(made), exact, strict=True))
 
 
 @functools.cache
@@ -523,7 +519,7 @@ def measure(name: str) -> dict[str, float]:
         del exact
     moved = sum(v.numel() * v.element_size() for v in [*xs, *flat(made)])
     del made, want
-    us = in_turn({"ours": run, "theirs": compiled}, CALLS)
+    us = in_turn({"ours": run, "theirs": compiled}, CALLS, ahead_cycles=AHEAD_CYCLES)
     return {
         "ours_us": round(us["ours"], 1),
         "torch_us": round(us["theirs"], 1),
@@ -533,19 +529,34 @@ def measure(name: str) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    words, programs = sys.argv[1:], {}
-    for name in CASES:
-        if not words or any(word in name for word in words):
-            found = programs[name] = measure(name)
-            print(f"{found['ratio']:6.3f}  {name}  {json.dumps(found)}", flush=True)
-    if words:
-        return
+def prepared(name: str) -> tuple[str]:
+    for run in runs(name)[1:]:
+        run()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return (name,)
+
+
+def main(script: str, file: str, description: str | None) -> None:
+    """Measures the cases of a script whose name is given, or those of some words."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("words", nargs="*")
+    side_processes.flag(parser)
+    given = parser.parse_args()
+    if given.work is not None:
+        return side_processes.work(given.work, prepared, measure)
+    names = [[n] for n in CASES if not given.words or any(w in n for w in given.words)]
+    programs = {}
+    for (name,), found in side_processes.results(script, names, PROCESSES):
+        programs[name] = found
+        print(f"{found['ratio']:6.3f}  {name}  {json.dumps(found)}", flush=True)
     ratios = [found["ratio"] for found in programs.values()]
-    record.write("user_programs", {"device": torch.cuda.get_device_name(), "programs": programs,
-                                   "geometric_mean": round(statistics.geometric_mean(ratios), 3),
-                                   "least": min(ratios)}, shown=False)
+    if not given.words:
+        record.write(file, {"device": torch.cuda.get_device_name(), "programs": programs,
+                            "geometric_mean": round(statistics.geometric_mean(ratios), 3),
+                            "least": min(ratios)}, shown=False)
+    return None
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, "user_programs", __doc__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import tessera as ts
 from tessera import numerics
 
 
@@ -91,21 +92,38 @@ def seen_keys(B: int, S: int, T: int, window: int | None = None,
     return seen
 
 
+def attended64(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None,
+               scale: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(scale q k' + mask) v, 0 of rows that see nothing, and the size of its terms: weights
+    are rounded one by one, where scores are sums in f32 of exact products."""
+    q, k, v = (np.asarray(ts.cast(x, "f64") if isinstance(x, ts.Tensor) else x, np.float64)
+               for x in (q, k, v))
+    k, v = _to_heads(q, k, v) if q.ndim > 2 else (k, v)
+    p = _weights(q, k, causal, None if mask is None else np.asarray(mask), scale=scale)
+    return p @ v, np.sqrt(p**2 @ v**2)
+
+
+def result_and_cotangents(**rule: Any) -> Any:
+    """ts.attention by a rule: the result, and the cotangents of q, k and v."""
+    def f(q: Any, k: Any, v: Any, g: Any) -> Any:
+        y, pull = ts.vjp(lambda *xs: ts.attention(*xs, **rule), q, k, v)
+        return y, *pull(g)
+
+    return f
+
+
 def _weights(q: np.ndarray, keys: np.ndarray, causal: bool, mask: np.ndarray | None,
-             cap: float = 0.0) -> np.ndarray:
-    s = q @ keys.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+             cap: float = 0.0, scale: float | None = None) -> np.ndarray:
+    s = q @ keys.swapaxes(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
     s = cap * np.tanh(s / cap) if cap else s
     if mask is not None:
-        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask
+        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask.astype(np.float64)
     if causal:
         s = np.where(np.tril(np.ones(s.shape[-2:], bool), s.shape[-1] - s.shape[-2]), s, -np.inf)
-    m = s.max(-1, keepdims=True)
+    m = s.max(-1, keepdims=True, initial=-np.inf)
     e = np.exp(s - np.where(np.isfinite(m), m, 0))
     z = e.sum(-1, keepdims=True)
     return e / np.where(z == 0, 1, z)
-
-
-__all__ = ["attention64", "dropout_factors", "sizes64"]
 
 
 def numbers(rng, dtype, *shape):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import tessera as ts
 
 STEP, LIMIT = 1e-6, 1e-6
+
+
+def t64(a: Any) -> ts.Tensor:
+    return ts.tensor(np.asarray(a, np.float64), ts.f64)
 
 
 def assert_derivatives(fn: Callable, rng: np.random.Generator, *arrays: np.ndarray) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import Tensor, f32
+from tessera import Tensor, bf16, f32
 
 tile = ts.tile
 
@@ -51,6 +51,29 @@ def two(x: Tensor["N"], s: Tensor["N"], c: Tensor["N"]):
     t = tile.load(x[tile_n:tile_n + 16])
     s[tile_n:tile_n + 16] = tile.sin(t)
     c[tile_n:tile_n + 16] = tile.cos(t)
+
+
+@ts.kernel
+def matmul(a: Tensor["M", "K", bf16], b: Tensor["K", "N", bf16]) -> Tensor["M", "N", f32]:
+    acc = tile.zeros((64, 64), f32)
+    for k in range(0, K, 64):
+        acc = tile.dot(tile.load(a[tile_m:tile_m + 64, k:k + 64]),
+                       tile.load(b[k:k + 64, tile_n:tile_n + 64]), acc)
+    return acc
+
+
+@ts.kernel
+def patch(x: Tensor["N"], y: Tensor["N"]):
+    i = tile.linear_id()
+    if i < N // 2:
+        y[i] += x[i]
+
+
+@ts.kernel
+def below(x: Tensor["N", f32], limit: f32):
+    i = tile.linear_id()
+    if i < N:
+        assert x[i] < limit, f"x is {x[i]}"
 
 
 @pytest.fixture

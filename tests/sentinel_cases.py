@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import tessera as ts
+from tessera import Tensor, f16, f32, fp8_e4m3, saturate
+from tessera.debug.sentinel import observe_run
+from tessera.graph.cuda.program.device import DeviceExecutable
+from tessera.graph.execute import Executable
 
+tile = ts.tile
 SHAPE = (64, 96)  # large enough for compiled loops
 
 
@@ -101,6 +107,27 @@ def wide(x):
     return 1.0 / (z + 1.0)
 
 
+@ts.kernel
+def logs(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16])
+    y[i:i + 16] = tile.log(t) * 2.0  # stored
+
+
+@ts.kernel
+def casts(x: Tensor["N", f32], y: Tensor["N", f16]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16]) * 2.0
+    y[i:i + 16] = tile.cast(t, f16)  # stored
+
+
+@ts.kernel
+def clamps(x: Tensor["N", f32], y: Tensor["N", fp8_e4m3 @ saturate]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16])
+    y[i:i + 16] = t  # stored
+
+
 # A function with the line that goes wrong, the element that makes it, and what it makes.
 INJECTED = {"a graph op": (graph_op, -1.0, "nan"), "a fused group": (fused_group, -2.0, "nan"),
             "a user's kernel": (users_kernel, -1.0, "nan"), "a cast": (narrow, 6e4, "inf"),
@@ -130,3 +157,37 @@ def check_injected(name, target, rng, at, step=3, calls=5):
                 assert any(f"at {p}" in said for p in places), said
                 continue
         assert i != step, "nothing was found"
+
+
+def found_by(executable, f, *args, operands=True):
+    """What running a graph function finds: the first, and the counters. operands: with those of
+    the first, which on a GPU are rounded as its maths rounds them."""
+    ts.debug.flags()
+    graph = ts.jit(f).graph(*args)
+    run = executable(graph)
+    with ts.debug.numerics("flag"), observe_run(graph) as show:
+        run.run([x.array for x in args])
+        show([])
+        found = ts.debug.flags()
+    first = found.first
+    given = (first.operands, first.step) if first and operands else ()
+    return (first and (first.op, first.where, first.kind, first.index, first.count, first.origin,
+                       *given), found.nan, found.inf)
+
+
+def found_on_gpu(f, x, **how):
+    try:
+        return found_by(DeviceExecutable, f, x, **how)
+    except ts.UnsupportedTargetError as refused:
+        pytest.skip(str(refused))
+
+
+def check_blamed(name, rng, **how):
+    """A GPU, real or pretended, finds what the CPU does."""
+    fn, value = CASES[name]
+    x = spoiled(positive(rng), value)
+    assert found_on_gpu(fn, x, **how) == found_by(Executable, fn, x, **how)
+
+
+def check_quiet(name, rng):
+    assert found_on_gpu(QUIET[name], positive(rng))[0] is None

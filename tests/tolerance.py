@@ -33,6 +33,10 @@ FEW = 2
 FACTOR = 4.0  # half an ulp for the result, and room for a handful of roundings before it
 
 
+def f64(x: Any) -> np.ndarray:
+    return np.asarray(x, np.float64)
+
+
 def type_name(dtype: Any) -> str:
     """f32, ... of a tessera type, a NumPy type or a name; integers and bool keep their name."""
     text = str(np.dtype(dtype)) if isinstance(dtype, type) else str(dtype)

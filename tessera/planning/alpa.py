@@ -32,6 +32,7 @@ from tessera.graph.schedule.fuse import fuse
 from tessera.numerics import DType
 from tessera.tensor import Tensor
 
+from ..graph.schedule.work import amount
 from ..lazy_dataclass import dataclass
 from ..mesh.device_mesh import Mesh
 from ..mesh.layout import Layout, replicated
@@ -53,7 +54,7 @@ from .fabric import DeviceModel, Fabric, bus_factor, fabric_of
 from .flops import StoredTypes, bytes_of, storage_of
 from .functions import DistStandIn, as_stand_in, roles_of
 from .search import Cost, SearchResult, least, search
-from .table_text import amount, duration
+from .table_text import duration
 
 OBJECTIVES = ("exchanges", "time")
 WHOLE = ShardSpec(replicate=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from ..graph.schedule.work import amount
 from ..lazy_dataclass import dataclass
-from .table_text import amount, duration, table
+from .table_text import duration, table
 
 if TYPE_CHECKING:
     from .planner import Planned

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tessera.errors import short_path
-
+from ..errors import short_path
+from ..graph.schedule.work import amount
 from .flops import work_us
 
 if TYPE_CHECKING:
@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 
 MOST, LONGEST = 14, 5  # collectives and other units shown, those that take longest first
 MUCH = 0.8  # of the time now: an order that takes less is worth a word
-
-
-def amount(x: float, unit: str) -> str:
-    """1234567.0 -> '1.23 MB'"""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(x) < 999.5:
-            return f"{x:.3g} {prefix}{unit}"
-        x /= 1000
-    return f"{x:.3g} P{unit}"
 
 
 def duration(us: float) -> str:

@@ -22,12 +22,13 @@ from typing import Any
 from tessera.errors import ArgumentError, AxisError, did_you_mean
 from tessera.numerics import DType, bf16
 
+from ..graph.schedule.work import amount
 from ..lazy_dataclass import dataclass
 from ..mesh.device_mesh import Mesh
 from ..mesh.partition import balanced
 from .fabric import DeviceModel, Fabric, fabric_of
 from .planner import Planned, PlannedCollectives, StepSegment, bubble
-from .table_text import amount, duration
+from .table_text import duration
 
 MODELS: dict[str, Transformer] = {}
 AXES = ("dp", "tp", "pp")

@@ -11,11 +11,7 @@ import pytest
 import tessera as ts
 from ptx_harness import require_compiler
 from snippet import run
-from tolerance import assert_close
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
+from tolerance import assert_close, f64
 
 
 def value(expression: str, **names: object):

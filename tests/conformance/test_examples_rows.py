@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tolerance import assert_close
+from tolerance import assert_close, f64
 
 ROOT = Path(__file__).resolve().parents[2]
 PREAMBLE = """\
@@ -39,10 +39,6 @@ def run(snippet: str, **names: object) -> dict:
 def annotations_of(space: dict) -> dict:
     """Those of the snippet's top level; Python 3.14 evaluates them on demand (PEP 649)."""
     return space["__annotations__"] if "__annotations__" in space else space["__annotate__"](1)
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
 
 
 # --- policies ---------------------------------------------------------------------------------

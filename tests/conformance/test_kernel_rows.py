@@ -11,6 +11,7 @@ import pytest
 
 import snippet
 import tessera as ts
+from attention_cases import attended64
 from kernels import seeds
 from kernels.build import build
 from tessera import config
@@ -30,14 +31,6 @@ def halves(rng, *shape):
 
 def wide(x):
     return np.asarray(x).astype(np.float64)
-
-
-def attention(q, k, v, causal):
-    s = wide(q) @ wide(k).swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    if causal:
-        s = np.where(np.tril(np.ones(s.shape[-2:], bool)), s, -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True) @ wide(v)
 
 
 @pytest.mark.row("EX-30", "KERN-02", "KERN-04", "KERN-06", "KERN-08")
@@ -162,7 +155,7 @@ def test_flash_attention_as_printed_is_wrong(rng):
     q, k, v = (halves(rng, 4, 256, 64) for _ in range(3))
     with config.scope(debug=False):
         out = seeds.flash_printed(q, k, v)
-    assert np.abs(wide(out) - attention(q, k, v, True)).max() > 0.1
+    assert np.abs(wide(out) - attended64(q, k, v, True)[0]).max() > 0.1
 
 
 @pytest.mark.row("EX-33")
@@ -173,7 +166,7 @@ def test_flash_attention(length, causal, rng):
     with config.scope(debug=False):  # its loop has no barrier after the second matmul
         out = seeds.flash_attention(q, k, v, causal)
     assert out.shape == q.shape and out.dtype == q.dtype
-    assert np.abs(wide(out) - attention(q, k, v, causal)).max() < 0.02
+    assert np.abs(wide(out) - attended64(q, k, v, causal)[0]).max() < 0.02
     best = seeds.flash_attention.best_config
     assert best["m"] in (64, 128) and best["n"] in (64, 128)
     assert len(seeds.flash_attention.tuning_trace) == 16
@@ -199,7 +192,7 @@ def test_flash_attention_without_beta_still_races(rng):
                          "            m_i = m_i_new\n            ts.tile.barrier()\n")
     with config.scope(debug=True):
         out = build(ended)["flash_attention"](*args)
-    assert np.abs(wide(out) - attention(*args, True)).max() < 0.02
+    assert np.abs(wide(out) - attended64(*args, True)[0]).max() < 0.02
 
 
 MATHS = ("sqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan", "atan",
@@ -351,7 +344,7 @@ def k(b: Tensor["B", f32], h: Tensor["H", f32], q: Tensor["B*H", "S", f32]):
 def test_the_tuned_attention_of_the_goals(length, causal, rng):
     q, k, v = (halves(rng, 2, length, 64) for _ in range(3))
     out = seeds.tuned_attention(q, k, v, dropout=0.0, causal=causal)
-    assert np.abs(wide(out) - attention(q, k, v, causal)).max() < 0.02
+    assert np.abs(wide(out) - attended64(q, k, v, causal)[0]).max() < 0.02
     skipped = [t for t in seeds.tuned_attention.tuning_trace if t.status == "skipped"]
     assert len(skipped) == 4 and all("BD=128 is not the extent D_h=64" in t.reason for t in skipped)
     first, again = [], []

@@ -27,7 +27,7 @@ from tessera import (
     stochastic_round,
 )
 from tessera.numerics import all_dtypes, as_type, decode, from_codes, pack
-from tolerance import assert_close
+from tolerance import assert_close, f64
 
 ROOT = Path(__file__).resolve().parents[2]
 ML = {  # independent codecs; fp4_e3m0 has none
@@ -38,10 +38,6 @@ ML = {  # independent codecs; fp4_e3m0 has none
 LISTED = ["fp4_e2m1", "fp4_e3m0", "fp6_e3m2", "fp6_e2m3", "fp8_e4m3", "fp8_e5m2", "f16", "bf16",
           "tf32", "f32", "int8", "int4"]
 E3M0 = np.array([0, 0.25, 0.5, 1, 2, 4, 8, 16])
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
 
 
 def spread(rng, n):

@@ -10,13 +10,9 @@ import pytest
 
 import tessera as ts
 from tessera import accum, bf16, f16, f32, fp8_e4m3, int8, loss_scale
-from tolerance import assert_close
+from tolerance import assert_close, f64
 
 RUNS = pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
 
 
 def draw(rng, *shape):

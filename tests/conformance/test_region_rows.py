@@ -9,17 +9,13 @@ import pytest
 import tessera as ts
 from snippet import run
 from tessera import Region, Tensor, bf16, f32, read, reduce_max, reduce_min, reduce_sum, write
-from tolerance import assert_close
+from tolerance import assert_close, f64
 
 UPDATE_GRAD = '''\
 @jit
 def update_grad(A: Region[read], B: Region[read], G: Region[reduce_sum]):
     G[:] += gemm(A, B)   # reductions in FP32 before casting
 '''
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
 
 
 def product(rng, M=5, K=7, N=3):

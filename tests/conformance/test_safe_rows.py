@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tessera as ts
-from tolerance import assert_close
+from tolerance import assert_close, f64
 
 RUNS = pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
 STORAGES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16,
             "fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
 
 
 @pytest.mark.row("SAFE-01")

@@ -12,11 +12,7 @@ import pytest
 import tessera as ts
 from snippet import run
 from tessera import KVCache, bf16, f32, rolling_window
-from tolerance import assert_close
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
+from tolerance import assert_close, f64
 
 
 def entries(rng, n, B=2, H=3, D=4, dtype=np.float32):

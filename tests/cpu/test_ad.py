@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from derivatives import t64
 from tessera.errors import GradError
 from tessera.graph.ir import Graph
 from tessera.graph.op import Arg, GraphOp, sample
@@ -17,35 +18,31 @@ from tessera.tensor import Tensor
 from tolerance import assert_close
 
 
-def f64(a: Any) -> Tensor:
-    return ts.tensor(np.asarray(a, np.float64), ts.f64)
-
-
 # --- traps ------------------------------------------------------------------------------------
 def test_ternary_on_the_same_array() -> None:
     """warp#1736: choosing between an array and a function of it lost the gradient."""
     f = lambda x: ts.sum(ts.where(x > 0.0, x, x * x))  # noqa: E731
-    assert ts.grad(f)(f64([2.0, -3.0])).numpy().tolist() == [1.0, -6.0]
+    assert ts.grad(f)(t64([2.0, -3.0])).numpy().tolist() == [1.0, -6.0]
     g = lambda x: ts.sum(ts.where(x > 0.0, x, x))  # noqa: E731
-    assert ts.grad(g)(f64([2.0, -3.0])).numpy().tolist() == [1.0, 1.0]
-    assert ts.jvp(f, (f64([2.0, -3.0]),), (f64([1.0, 1.0]),))[1].item() == -5.0
+    assert ts.grad(g)(t64([2.0, -3.0])).numpy().tolist() == [1.0, 1.0]
+    assert ts.jvp(f, (t64([2.0, -3.0]),), (t64([1.0, 1.0]),))[1].item() == -5.0
     c = lambda x: ts.cond(ts.sum(x) > 0.0, lambda: ts.sum(x), lambda: ts.sum(x * x))  # noqa: E731
-    assert ts.grad(c)(f64([-1.0, -2.0])).numpy().tolist() == [-2.0, -4.0]
+    assert ts.grad(c)(t64([-1.0, -2.0])).numpy().tolist() == [-2.0, -4.0]
 
 
 def test_where_hides_a_nan_with_its_operand() -> None:
     """The double-where of the JAX FAQ: the branch not taken must see a safe operand."""
     safe = lambda x: ts.sum(ts.where(x > 0.0, ts.log(ts.where(x > 0.0, x, 1.0)), 0.0))  # noqa: E731
-    assert ts.grad(safe)(f64([0.0, 2.0])).numpy().tolist() == [0.0, 0.5]
+    assert ts.grad(safe)(t64([0.0, 2.0])).numpy().tolist() == [0.0, 0.5]
     chosen = lambda x: ts.sum(ts.where(x > 0.0, x, float("nan")))  # noqa: E731
-    assert ts.grad(chosen)(f64([1.0, -1.0])).numpy().tolist() == [1.0, 0.0]
+    assert ts.grad(chosen)(t64([1.0, -1.0])).numpy().tolist() == [1.0, 0.0]
 
 
 def test_max_with_ties_and_nan() -> None:
     """jax#13600: equal elements share, and a NaN is not an error."""
-    g = ts.grad(lambda x: ts.max(x))(f64([1.0, 3.0, 3.0]))
+    g = ts.grad(lambda x: ts.max(x))(t64([1.0, 3.0, 3.0]))
     assert g.numpy().tolist() == [0.0, 0.5, 0.5]
-    assert np.isnan(ts.max(f64([1.0, np.nan])).item())
+    assert np.isnan(ts.max(t64([1.0, np.nan])).item())
 
 
 def test_one_value_used_many_times() -> None:
@@ -55,20 +52,20 @@ def test_one_value_used_many_times() -> None:
             y = y + y
         return y
 
-    assert ts.grad(f)(f64(1.0)).item() == 1024.0
+    assert ts.grad(f)(t64(1.0)).item() == 1024.0
 
 
 def test_powers_at_zero() -> None:
-    assert ts.grad(lambda x: x**2)(f64(0.0)).item() == 0.0
-    assert ts.grad(ts.grad(lambda x: x**2))(f64(0.0)).item() == 2.0
-    assert ts.grad(lambda x: x**3)(f64(-2.0)).item() == 12.0
+    assert ts.grad(lambda x: x**2)(t64(0.0)).item() == 0.0
+    assert ts.grad(ts.grad(lambda x: x**2))(t64(0.0)).item() == 2.0
+    assert ts.grad(lambda x: x**3)(t64(-2.0)).item() == 12.0
 
 
 @pytest.mark.row("AD-22")
 def test_second_derivative_of_a_cube() -> None:
     for run in (ts.grad(ts.grad(lambda x: x**3)), ts.jit(ts.grad(ts.grad(lambda x: x * x * x)))):
         for x in (-2.0, 0.0, 0.5):
-            assert run(f64(x)).item() == 6.0 * x
+            assert run(t64(x)).item() == 6.0 * x
 
 
 @pytest.mark.row("AD-09")
@@ -185,7 +182,7 @@ def test_state_changes_happen_once_in_a_gradient(kind: str) -> None:
     f["custom_vjp in checkpoint"] = ts.checkpoint(special)
     f["scan in cond in checkpoint"] = ts.checkpoint(
         lambda x: ts.cond(ts.sum(x) > 0.0, f["scan"], lambda v: row(v), x))
-    x = f64([1.0, 2.0])
+    x = t64([1.0, 2.0])
     loss = lambda v: ts.sum(f[kind](v))  # noqa: E731
     for run in (ts.grad(loss), ts.jit(ts.grad(loss))):
         COUNTED.clear()
@@ -205,7 +202,7 @@ def test_what_is_printed_is_printed_once_in_a_gradient(wrap: Any, compile_: Any,
         ts.debug.print("y is {y}", y=ts.sum(y))
         return ts.sum(y)
 
-    g = compile_(ts.grad(wrap(loss)))(f64([1.0, 2.0]))
+    g = compile_(ts.grad(wrap(loss)))(t64([1.0, 2.0]))
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("y is ")]
     assert len(printed) == 1, printed
     assert_close(g.numpy(), np.cos([1.0, 4.0]) * [2.0, 4.0], n=2)
@@ -296,7 +293,7 @@ def test_jit_equals_eager_and_traces_once(rng: np.random.Generator) -> None:
 
 @pytest.mark.row("AD-23")
 def test_jit_of_derivatives(rng: np.random.Generator) -> None:
-    x = f64(rng.standard_normal((4, 3)))
+    x = t64(rng.standard_normal((4, 3)))
     f = lambda v: ts.sum(ts.remat(ts.tanh)(v) ** 3)  # noqa: E731
     for derived in (ts.grad(f), ts.vmap(ts.grad(f)), ts.vmap(f), ts.remat(f)):
         assert_close(ts.jit(derived)(x).numpy(), derived(x).numpy(), n=12)
@@ -309,7 +306,7 @@ def test_errors_point_at_the_line_of_the_op() -> None:
         return ts.while_loop(lambda v: v < 3.0, lambda v: v + 1.0, x)  # the line to be named
 
     with pytest.raises(GradError, match="the line to be named"):
-        ts.grad(loss)(f64(1.0))
+        ts.grad(loss)(t64(1.0))
 
 
 def test_a_value_kept_from_a_trace_is_named() -> None:
@@ -319,11 +316,11 @@ def test_a_value_kept_from_a_trace_is_named() -> None:
         kept.append(x * 2.0)
         return ts.sum(x)
 
-    ts.grad(leak)(f64([1.0]))
+    ts.grad(leak)(t64([1.0]))
     with pytest.raises(Exception, match="outside its trace|after its trace"):
         kept[0] + 1.0
     with pytest.raises(Exception, match="after its trace"):
-        ts.grad(lambda x: ts.sum(x * kept[0]))(f64([1.0]))
+        ts.grad(lambda x: ts.sum(x * kept[0]))(t64([1.0]))
 
 
 # --- which arguments --------------------------------------------------------------------------

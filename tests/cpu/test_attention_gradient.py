@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64, sizes64
+from attention_cases import attention64, result_and_cotangents, sizes64
 from tessera import Tensor, bf16
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.levels import program_of
@@ -26,15 +24,6 @@ HEADS = {  # extents of queries, of keys, width of values
 }
 
 
-def both(causal: bool) -> Any:
-    """The result, and the cotangents of q, k and v."""
-    def f(q, k, v, g):
-        y, pull = ts.vjp(lambda *xs: ts.attention(*xs, causal=causal), q, k, v)
-        return y, *pull(g)
-
-    return f
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", HEADS)
@@ -44,14 +33,15 @@ def test_against_f64(name, causal, dtype, rng):
     xs = [ts.tensor(rng.standard_normal(s).astype(np.float32), dtype) for s in shapes]
     wide = [np.asarray(ts.cast(x, "f64")) for x in xs]
     want, sizes = attention64(*wide, causal), sizes64(*wide, causal)
-    made = CudaProgram(ts.jit(both(causal)).graph(*xs), "sm_90a")
+    made = CudaProgram(ts.jit(result_and_cotangents(causal=causal)).graph(*xs), "sm_90a")
     kinds = [g.kind for g in made.plan.groups]
     own = not (causal and q[-2] > k[-2])  # else the first queries see no key, and give 0
     assert kinds.count("attention") == own and kinds.count("launch") == 3 - own
     assert "gemm" not in kinds
     for got, w, size in zip(made.run([x.array for x in xs]), want, sizes, strict=True):
         assert_close(np.asarray(got, np.float64), w, dtype, n=k[-2] + q[-1], scale=size)
-    for got, w, size in zip(both(causal)(*xs), want, sizes, strict=True):  # and on the CPU
+    here = result_and_cotangents(causal=causal)(*xs)  # and on the CPU
+    for got, w, size in zip(here, want, sizes, strict=True):
         assert_close(np.asarray(ts.cast(got, "f64")), w, dtype, n=k[-2] + q[-1], scale=size)
 
 
@@ -86,7 +76,8 @@ def test_second_derivatives_are_those_of_the_composition(rng):
 @pytest.mark.parametrize("causal", [False, True])
 def test_both_run_their_common_ops_once(causal):
     """On a CPU the gradient reads the weights that the result made."""
-    graph = ts.jit(both(causal)).graph(*(ts.zeros((2, 8, 4)) for _ in range(4)))
+    both = ts.jit(result_and_cotangents(causal=causal))
+    graph = both.graph(*(ts.zeros((2, 8, 4)) for _ in range(4)))
     names = [n.op.name for n in simplify(graph).nodes]
     assert names.count("matmul") == 6 and names.count("exp") == 1
 

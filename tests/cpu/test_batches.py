@@ -15,6 +15,7 @@ from emulator import run as run_emulated
 from emulator.memory import GlobalMemory
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import lowered, normal
 from lowering_cases import apart as apart
 from tessera import config
 from tessera.bench.models.gpt2 import SMALL
@@ -37,14 +38,6 @@ from tolerance import assert_close
 SHAPES = {"a": (96,), "b": (64, 48), "c": (7, 16), "d": (33,), "e": (5, 7, 3), "f": (2048,)}
 
 
-def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
-
-
-def program(fn: Any, *inputs: Any, donated: Any = ()) -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*inputs), "sm_90a", donated)
-
-
 def launches(made: CudaProgram) -> list[list[str]]:
     """The kinds and sizes of what runs: the names of the groups of each launch."""
     return [[made.plan.steps[i].name for i in run] for run in made.runs()]
@@ -53,7 +46,7 @@ def launches(made: CudaProgram) -> list[list[str]]:
 # --- what becomes one launch -------------------------------------------------------------------
 def test_a_loop_over_arrays_of_all_shapes_is_one_launch(rng):
     xs = {k: normal(rng, *s) for k, s in SHAPES.items()}
-    made = program(lambda xs: {k: ts.exp(x) * 2.0 for k, x in xs.items()}, xs)
+    made = lowered(lambda xs: {k: ts.exp(x) * 2.0 for k, x in xs.items()}, xs)
     assert len(launches(made)) == 1
     text = str(made.plan)
     assert "b0 one launch of 6 groups: g0 g1 g2 g3 g4 g5" in text
@@ -71,7 +64,7 @@ def test_what_waits_for_another_is_no_part_of_its_launch(rng):
             xs = [ts.exp(x - ts.max(x, axis=-1, keepdims=True)) @ w for x in xs]
         return xs
 
-    made = program(chains, [normal(rng, 24, 32), normal(rng, 24, 32)], normal(rng, 32, 32))
+    made = lowered(chains, [normal(rng, 24, 32), normal(rng, 24, 32)], normal(rng, 32, 32))
     kinds = [(made.plan.steps[run.start].kind, len(run)) for run in made.runs()]
     assert [k for k in kinds if k[0] == "rows"] == [("rows", 2)] * 2
     assert ("gemm", 2) not in kinds
@@ -82,18 +75,18 @@ def test_what_waits_for_another_is_no_part_of_its_launch(rng):
     lambda x: ts.cast(ts.exp(x) * 2.0, "bf16"), lambda x: ts.exp(x) * x])
 def test_another_body_is_another_launch(other, rng):
     a, b = normal(rng, 64), normal(rng, 64)
-    assert len(launches(program(lambda a, b: (ts.exp(a) * 2.0, other(b)), a, b))) == 2
+    assert len(launches(lowered(lambda a, b: (ts.exp(a) * 2.0, other(b)), a, b))) == 2
 
 
 def test_draws_and_checks_have_launches_of_their_own(rng):
     xs = [normal(rng, 64, 8), normal(rng, 64, 8)]
-    assert len(launches(program(lambda xs: [ts.random.dropout(x, 0.5) for x in xs], xs))) == 2
+    assert len(launches(lowered(lambda xs: [ts.random.dropout(x, 0.5) for x in xs], xs))) == 2
 
 
 def test_broadcasts_share_a_launch_where_their_extents_are_the_same(rng):
     xs = [normal(rng, 12, 8), normal(rng, 12, 8), normal(rng, 6, 8)]
     b = normal(rng, 8)
-    made = program(lambda xs, b: [x * b for x in xs], xs, b)
+    made = lowered(lambda xs, b: [x * b for x in xs], xs, b)
     assert [len(run) for run in launches(made)] == [2, 1]
 
 
@@ -107,7 +100,7 @@ def test_values_are_not_all_made_at_once_where_that_takes_memory(rng):
             x = x @ ts.cast(w, "bf16")
         return x
 
-    made = program(run, ts.zeros((16, 1024), dtype="bf16"), ws)
+    made = lowered(run, ts.zeros((16, 1024), dtype="bf16"), ws)
     assert made.plan.temporary_bytes < 4.2e6
     casts = [run for run in made.runs() if made.plan.steps[run.start].kind == "loop"]
     assert max(map(len, casts)) < 8
@@ -119,7 +112,7 @@ def test_a_batch_runs_at_once_for_the_memory_plan(rng):
     def both(xs, w):
         return [ts.softmax(ts.sin(x @ w)) @ w for x in xs]
 
-    made = program(both, [normal(rng, 32, 32) for _ in range(4)], normal(rng, 32, 32))
+    made = lowered(both, [normal(rng, 32, 32) for _ in range(4)], normal(rng, 32, 32))
     run = next(r for r in made.runs() if len(r) == 4)
     groups = [made.plan.steps[i] for i in run]
     reads = [[made.plan.region(o.name) for o in g.reads] for g in groups]
@@ -140,7 +133,7 @@ def test_the_proof_takes_a_batch_as_one(rng, monkeypatch):
 
 
 def test_the_proof_refuses_a_batch_with_a_path_inside(rng):
-    made = program(lambda x: ts.sum(ts.exp(x), axis=0), normal(rng, 64, 8)).lowered
+    made = lowered(lambda x: ts.sum(ts.exp(x), axis=0), normal(rng, 64, 8)).lowered
     groups = list(made.groups)
     for g in groups:
         g.batch = 0
@@ -160,7 +153,7 @@ def test_ends_of_batches():
 def test_an_argument_that_a_neighbour_reads_is_not_written_over(rng):
     """x -> exp(x), exp(y): where y's result may lie in y, but not in x, which runs beside it."""
     x, y = normal(rng, 64), normal(rng, 64)
-    made = program(lambda x, y: (ts.exp(x), ts.exp(y)), x, y, donated=(0, 1))
+    made = lowered(lambda x, y: (ts.exp(x), ts.exp(y)), x, y, donated=(0, 1))
     (a, b), inputs = made.plan.results, made.lowered.inputs
     assert len(launches(made)) == 1
     assert may_overwrite(made, inputs[0], a) and may_overwrite(made, inputs[1], b)
@@ -284,7 +277,7 @@ def emulate(made: CudaProgram, run: range, memory: dict[str, np.ndarray],
 @pytest.mark.parametrize("sizes", [(96, 4096, 16), (33, 2050, 1, 7)])
 def test_blocks_find_their_group_and_its_arrays(sizes, rng):
     xs = [normal(rng, n) for n in sizes if n > 1]
-    made = program(lambda xs, s: [ts.cast(x * s + 1.0, "bf16") for x in xs], xs, ts.tensor(3.0))
+    made = lowered(lambda xs, s: [ts.cast(x * s + 1.0, "bf16") for x in xs], xs, ts.tensor(3.0))
     (run,) = made.runs()
     memory = made._host_memory([x.array for x in xs] + [np.float32(3.0)])
     emulate(made, run, memory)
@@ -295,7 +288,7 @@ def test_blocks_find_their_group_and_its_arrays(sizes, rng):
 
 def test_rows_of_a_grid_of_two_axes(rng):
     xs = [normal(rng, 3, 40, 24) for _ in range(3)]
-    made = program(lambda xs: [ts.sum(x, axis=1) for x in xs], xs)
+    made = lowered(lambda xs: [ts.sum(x, axis=1) for x in xs], xs)
     (run,) = made.runs()
     memory = made._host_memory([x.array for x in xs])
     emulate(made, run, memory)
@@ -306,23 +299,23 @@ def test_rows_of_a_grid_of_two_axes(rng):
 
 def test_small_copies_are_one_launch_and_large_ones_are_not(rng):
     xs = [ts.tensor(rng.integers(0, 256, (40, 48)).astype(np.uint8)) for _ in range(3)]
-    made = program(lambda xs: [ts.transpose(x) for x in xs], xs)
+    made = lowered(lambda xs: [ts.transpose(x) for x in xs], xs)
     (run,) = made.runs()
     memory = made._host_memory([x.array for x in xs])
     emulate(made, run, memory)
     for name, x in zip(made.plan.results, xs, strict=True):
         assert np.array_equal(memory[made.base(name)].reshape(48, 40), x.array.T)
-    ways = program(lambda xs: [ts.transpose(xs[0]), ts.flip(ts.transpose(xs[1]), 0)], xs)
+    ways = lowered(lambda xs: [ts.transpose(xs[0]), ts.flip(ts.transpose(xs[1]), 0)], xs)
     assert len(ways.runs()) > 1
     large = [ts.zeros((4096, 4096), "uint8")] * 2
-    assert len(program(lambda x, y: (ts.transpose(x), ts.transpose(y)), *large).runs()) == 2
+    assert len(lowered(lambda x, y: (ts.transpose(x), ts.transpose(y)), *large).runs()) == 2
 
 
 def test_each_group_counts_in_words_of_its_own(rng):
     xs = [normal(rng, 48) for _ in range(3)]
     xs[1].array.setflags(write=True)
     xs[1].array[5] = np.inf
-    made = program(lambda xs: [x * 2.0 for x in xs], xs)
+    made = lowered(lambda xs: [x * 2.0 for x in xs], xs)
     (run,) = made.runs()
     words = emulate(made, run, made._host_memory([x.array for x in xs]), watched=True)
     clean = [bool((w.view(np.uint64).reshape(-1, 4) == CLEAN).all()) for w in words]
@@ -334,7 +327,7 @@ def test_launches_of_a_step_of_gpt2():
     """Of 12 layers 633 groups were 633 launches; here a small one of 3, with the same ops."""
     model = SMALL.sized(B=2, T=64, layers=3, d=64, heads=2, vocabulary=512)
     params, tokens = tree.map_tree(ts.tensor, weights(model)), ts.zeros((2, 64), dtype="int32")
-    made = program(training_step(model).fn, params, OPTIMIZER.init(params), tokens, tokens)
+    made = lowered(training_step(model).fn, params, OPTIMIZER.init(params), tokens, tokens)
     groups, plan = made.plan.groups, plan_of(made)
     optimizer_launches = [x for x in plan.launches if x.work.part == "optimizer"]
     assert len(optimizer_launches) <= 6  # by whether it decays, and what makes the gradient
@@ -369,7 +362,7 @@ def test_each_recorded_graph_reads_tables_of_its_own(gpu, driver, rng, apart):
 def test_the_norm_of_many_gradients_is_a_tree_of_sums(rng):
     """64 of one shape: their sums, eights of them, and all; one after another they were nine."""
     gs = [normal(rng, 24) for _ in range(64)]
-    made = program(ts.optim.global_norm, gs)
+    made = lowered(ts.optim.global_norm, gs)
     assert len(launches(made)) <= 3
     (norm,) = made.run([g.array for g in gs])
     assert_close(norm, np.sqrt(sum((g.array.astype(np.float64) ** 2).sum() for g in gs)), "f32",
@@ -381,7 +374,7 @@ def test_parts_of_joined_results_stay_in_order(rng):
     written before it."""
     x, b = normal(rng, 2, 5, 3), normal(rng, 2, 4)
     f = lambda x, b: tuple(ts.concatenate([x[:, i], b], -1) for i in (1, 2))  # noqa: E731
-    made = program(f, x, b)
+    made = lowered(f, x, b)
     assert any(g.batch for g in made.plan.groups)
     for got, i in zip(made.run([x.array, b.array]), (1, 2), strict=True):
         np.testing.assert_array_equal(got, np.concatenate([x.array[:, i], b.array], -1))

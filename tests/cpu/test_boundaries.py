@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import lowered, normal
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import column_passes
 from tessera.graph.ops.gather import CHECK_INDEX
@@ -19,14 +19,6 @@ from tolerance import assert_close
 
 TARGET = parse_target("sm_90a")
 R, C = 1024, 520  # more than a megabyte of two bytes each
-
-
-def _lowered(fn: Callable, *xs: ts.Tensor) -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*xs), TARGET)
-
-
-def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
-    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
 
 
 def _kept(groups: tuple[ScheduledGroup, ...]) -> list[str]:
@@ -46,9 +38,9 @@ def test_of_a_function_its_operand_is_kept_and_not_its_derivative(rng: np.random
     def step(x: Any, w: Any, v: Any) -> Any:
         return ts.grad(lambda *a: ts.sum(_layer(*a)), argnums=(1, 2))(x, w, v)
 
-    x = _drawn(rng, R, 16, dtype="bf16")
-    w, v = _drawn(rng, 16, C, dtype="bf16"), _drawn(rng, C, 16, dtype="bf16")
-    program = _lowered(step, x, w, v)
+    x = normal(rng, R, 16, dtype="bf16")
+    w, v = normal(rng, 16, C, dtype="bf16"), normal(rng, C, 16, dtype="bf16")
+    program = lowered(step, x, w, v)
     assert set(_kept(program.plan.groups)) == {"bf16"}
     for g in program.plan.groups:
         if g.kind == "gemm":  # no matmul waits for a gelu
@@ -67,9 +59,9 @@ def test_both_factors_of_a_gate_are_made_again(rng: np.random.Generator) -> None
 
         return ts.grad(loss, argnums=(0, 1, 2))(w, v, u)
 
-    x = _drawn(rng, R, 16, dtype="bf16 @accum(f32)")
-    w, v, u = (_drawn(rng, *s, dtype="bf16 @accum(f32)") for s in ((16, C), (16, C), (C, 16)))
-    program = _lowered(step, x, w, v, u)
+    x = normal(rng, R, 16, dtype="bf16 @accum(f32)")
+    w, v, u = (normal(rng, *s, dtype="bf16 @accum(f32)") for s in ((16, C), (16, C), (C, 16)))
+    program = lowered(step, x, w, v, u)
     loops = [g for g in program.plan.groups if g.kind == "loop" and g.space == (R, C)]
     assert [len(g.writes) for g in loops] == [1, 2]  # the product of factors; two gradients
     reads = [{o.name for o in g.reads} for g in loops]
@@ -87,9 +79,9 @@ def test_a_norm_is_made_again_from_its_operand_and_two_numbers_a_row(rng: np.ran
 
         return ts.grad(loss, argnums=(0, 1))(x, g)
 
-    x, g = _drawn(rng, R, C), _drawn(rng, C)
-    w = _drawn(rng, C, 16, dtype="bf16")
-    program = _lowered(step, x, g, w)
+    x, g = normal(rng, R, C), normal(rng, C)
+    w = normal(rng, C, 16, dtype="bf16")
+    program = lowered(step, x, g, w)
     # the norm for the product, the gradient of it, the result: no normalised f32 rows
     assert sorted(_kept(program.plan.groups)) == ["bf16", "bf16", "f32"]
     for got, want in zip(program.run([x, g, w]), ts.jit(step)(x, g, w), strict=True):
@@ -103,8 +95,8 @@ def test_what_saves_less_than_a_third_stays(rng: np.random.Generator) -> None:
         m = ts.sum(s, axis=0)  # a sum of all rows, for which the rest waits
         return s * m
 
-    x, y = _drawn(rng, R, C), _drawn(rng, R, C)
-    groups = _lowered(both, x, y, x).plan.groups
+    x, y = normal(rng, R, C), normal(rng, R, C)
+    groups = lowered(both, x, y, x).plan.groups
     assert sum(len([r for r in g.reads if r.shape[0] == R]) for g in groups) == 3
 
 
@@ -113,8 +105,8 @@ def test_a_result_of_the_function_is_written(rng: np.random.Generator) -> None:
         y = ts.cast(x, "f32") * 2.0
         return y, ts.cast(ts.cast(y, "bf16") @ w, "f32"), ts.sum(y, axis=0)
 
-    x, w = _drawn(rng, R, C, dtype="bf16"), _drawn(rng, C, 8, dtype="bf16")
-    program = _lowered(two, x, w)
+    x, w = normal(rng, R, C, dtype="bf16"), normal(rng, C, 8, dtype="bf16")
+    program = lowered(two, x, w)
     got = program.run([x, w])
     assert_close(got[0], 2 * np.asarray(ts.cast(x, "f32"), np.float64), "f32")
     assert_close(got[2], 2 * np.asarray(ts.cast(x, "f32"), np.float64).sum(0), "f32", n=R)
@@ -126,7 +118,7 @@ def test_a_loop_whose_readers_do_all_of_it_is_none(rng: np.random.Generator) -> 
         return ts.cast(apply(CHECK_INDEX, ts.cast(x, "int64"), extent=7, wrap=True), "int32")
 
     x = ts.tensor(rng.integers(-7, 7, R * C).astype(np.int32))
-    program = _lowered(casts, x)
+    program = lowered(casts, x)
     assert all(g.steps for g in program.plan.groups)
     assert np.array_equal(program.run([x])[0], np.asarray(x) % 7)
 
@@ -134,8 +126,8 @@ def test_a_loop_whose_readers_do_all_of_it_is_none(rng: np.random.Generator) -> 
 def test_the_numbers_of_columns_are_not_read(rng: np.random.Generator) -> None:
     """A label is compared with the columns of its row; rows that fit, and longer ones in passes."""
     for n in (300, 17000):
-        x, y = _drawn(rng, 5, n), ts.tensor(rng.integers(0, n, 5))
-        program = _lowered(ts.value_and_grad(ts.cross_entropy), x, y)
+        x, y = normal(rng, 5, n), ts.tensor(rng.integers(0, n, 5))
+        program = lowered(ts.value_and_grad(ts.cross_entropy), x, y)
         rows = [g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n]
         assert rows and all(r.shape != (n,) for g in rows for r in g.reads)
         loss, dx = program.run([x, y])
@@ -155,8 +147,8 @@ def test_numbers_of_rows_and_of_all_are_made_by_the_kernels_beside_them(
         M: int, sums: list[tuple[int, ...]], dtype: str, rng: np.random.Generator) -> None:
     """Labels in another type and whether they are inside, with the losses of their rows; a mean,
     with the last of its sums."""
-    x, y = _drawn(rng, M, 24), rng.integers(0, 24, M).astype(dtype)
-    program = _lowered(ts.cross_entropy, x, ts.tensor(y))
+    x, y = normal(rng, M, 24), rng.integers(0, 24, M).astype(dtype)
+    program = lowered(ts.cross_entropy, x, ts.tensor(y))
     assert [(g.kind, g.space) for g in program.plan.groups if g.grid] == [
         ("rows", (M, 24)), *(("rows", s) for s in sums)]
     e = np.asarray(x, np.float64)
@@ -170,13 +162,13 @@ def test_numbers_of_rows_and_of_all_are_made_by_the_kernels_beside_them(
 def test_numbers_of_rows_that_wait_for_a_third_group_stay_outside_of_the_rows(
         rng: np.random.Generator) -> None:
     """Some are made of a sort, which is made of the rows whose largest they meet."""
-    x = _drawn(rng, 64, 48)
+    x = normal(rng, 64, 48)
 
     def f(x: ts.Tensor) -> ts.Tensor:
         last = ts.sort(ts.softmax(x), axis=0)[:, :1]
         return (ts.exp(last * 0.5) + 1.0) * ts.max(x, -1, keepdims=True)
 
-    program = _lowered(f, x)
+    program = lowered(f, x)
     kinds = [g.kind for g in program.plan.groups if g.grid]
     assert kinds[0] == "rows" and kinds[-1] == "loop" and len(kinds) > 2
     e = np.asarray(x, np.float64)
@@ -193,8 +185,8 @@ def test_reductions_of_columns_make_what_they_read(name: str, rng: np.random.Gen
           "variance": lambda x, b: ts.var(x, axis=1),
           "of several axes": lambda x, b: ts.var(ts.reshape(x, (3, 10, 67, -1)), axis=(1, 2)),
           "with a bias": lambda x, b: ts.max(ts.cast(x, "f32") * b, axis=1)}[name]
-    x, b = _drawn(rng, 3, 670, C, dtype="bf16"), _drawn(rng, C)
-    program = _lowered(fn, x, b)
+    x, b = normal(rng, 3, 670, C, dtype="bf16"), normal(rng, C)
+    program = lowered(fn, x, b)
     large = [w.type.dtype.name for g in program.plan.groups for w in g.writes
              if np.prod(w.shape) == x.array.size]
     assert large == (["bf16"] if name == "softmax" else [])
@@ -216,8 +208,8 @@ def test_columns_their_statistics_and_what_follows_are_one_kernel(
         y = away * ts.rsqrt(ts.mean(away * away, axis=1, keepdims=True) + 1e-5)
         return y, mean, y * ts.max(u)
 
-    x, u = _drawn(rng, 3, 134, 40), _drawn(rng, 7)
-    program = _lowered(fn, x, u)
+    x, u = normal(rng, 3, 134, 40), normal(rng, 7)
+    program = lowered(fn, x, u)
     assert [g.kind for g in program.plan.groups] == ["columns", "rows", "loop"]
     for got, want in zip(program.run([x, u]), ts.jit(fn)(x, u), strict=True):
         assert_close(got, want, "f32", n=134, scale=4.0)
@@ -236,7 +228,7 @@ def test_variances_over_long_columns_read_them_once(name: str, kinds: str,
              "columns": (1024, 24)}[name]
     drift = np.linspace(0, 3, shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
     x = ts.tensor((rng.standard_normal(shape) + 5000 + drift).astype(np.float32))
-    program = _lowered(fn, x)
+    program = lowered(fn, x)
     assert [g.kind for g in program.plan.groups if g.kind != "loop"] == kinds.split()[:-1]
     wide = x.numpy().astype(np.float64)
     axes = {"channels last": (0, 1, 2), "channels first": (0, 2, 3), "columns": 0}[name]
@@ -250,8 +242,8 @@ def test_rows_are_rounded_to_integers_where_their_scale_is_made(rng: np.random.G
         scale = ts.max(ts.abs(x), axis=-1, keepdims=True) / 127
         return ts.cast(ts.round(x / scale), "int8"), scale
 
-    x = _drawn(rng, 6, 40)
-    program = _lowered(fn, x)
+    x = normal(rng, 6, 40)
+    program = lowered(fn, x)
     assert [g.kind for g in program.plan.groups] == ["rows"]
     for got, want in zip(program.run([x]), fn(x), strict=True):
         np.testing.assert_array_equal(got, want)

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from derivatives import t64
 from tessera.errors import ArgumentError
 from tessera.graph.ir import Graph, subgraphs
 from tessera.tensor import Tensor
 from tolerance import assert_close
-
-
-def f64(a: Any) -> Tensor:
-    return ts.tensor(np.asarray(a, np.float64), ts.f64)
 
 
 def count(graph: Graph, name: str) -> int:
@@ -68,7 +65,7 @@ def test_same_gradients_bit_for_bit(rng: np.random.Generator) -> None:
 
 @pytest.mark.row("AD-20")
 def test_the_inside_runs_twice(rng: np.random.Generator) -> None:
-    w = f64(rng.standard_normal((3, 3)))
+    w = t64(rng.standard_normal((3, 3)))
     plain = ts.grad(lambda w: ts.sum(block(w, w))).graph(w)
     again = ts.grad(lambda w: ts.sum(ts.checkpoint(block)(w, w))).graph(w)
     assert count(plain, "tanh") == 1 and count(again, "tanh") == 2
@@ -129,7 +126,7 @@ def test_policies_decide_what_is_computed_again(
     """Counted in the compiled program, where what nobody reads is gone."""
     from tessera.graph.simplify import simplify
 
-    w = f64(rng.standard_normal((3, 3)))
+    w = t64(rng.standard_normal((3, 3)))
     f = ts.remat(block, policy=policy)
     loss = lambda w: ts.sum(f(w, w))  # noqa: E731
     graph = simplify(ts.value_and_grad(loss).graph(w))
@@ -147,7 +144,7 @@ def test_policy_errors() -> None:
     with pytest.raises(ArgumentError, match="a remat policy is a function"):
         ts.remat(block, policy=3)
     with pytest.raises(ArgumentError, match="checkpoint needs a function"):
-        ts.checkpoint(f64(1.0))
+        ts.checkpoint(t64(1.0))
 
 
 @pytest.mark.row("AD-14")
@@ -193,7 +190,7 @@ COMPOSED: dict[str, Callable] = {
 @pytest.mark.row("AD-20")
 @pytest.mark.parametrize("name", COMPOSED)
 def test_checkpoint_composes(name: str, rng: np.random.Generator) -> None:
-    w, x = f64(rng.standard_normal(3)), f64(0.5 * rng.standard_normal(3))
+    w, x = t64(rng.standard_normal(3)), t64(0.5 * rng.standard_normal(3))
     run = COMPOSED[name]
 
     def with_w(f: Callable) -> Callable:
@@ -213,13 +210,13 @@ def test_results_and_arguments_of_any_structure() -> None:
         assert out["name"] == "run"
         return ts.sum(out["y"])
 
-    assert ts.grad(loss)(f64([2.0])).item() == 12.0
-    assert f({"a": f64(2.0)}, 2, name="x")["y"].item() == 4.0
+    assert ts.grad(loss)(t64([2.0])).item() == 12.0
+    assert f({"a": t64(2.0)}, 2, name="x")["y"].item() == 4.0
     assert f.__name__ == "f"
 
 
 def test_only_gradients_that_are_asked_for(rng: np.random.Generator) -> None:
-    x, w = f64(rng.standard_normal((2, 2))), f64(rng.standard_normal((2, 2)))
+    x, w = t64(rng.standard_normal((2, 2))), t64(rng.standard_normal((2, 2)))
     one = ts.grad(lambda x: ts.sum(ts.checkpoint(block)(x, w))).graph(x)
     both = ts.grad(lambda x, w: ts.sum(ts.checkpoint(block)(x, w)), argnums=(0, 1)).graph(x, w)
     assert count(one, "matmul") == count(both, "matmul")

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from derivatives import t64
 from tessera.errors import ArgumentError, DTypeError, GradError, ShapeError
 from tessera.tensor import Tensor
 from tolerance import assert_close
-
-
-def f64(a: Any) -> Tensor:
-    return ts.tensor(np.asarray(a, np.float64), ts.f64)
 
 
 def ir(graph: Any) -> str:
@@ -42,7 +39,7 @@ def unrolled(f: Callable, c: Any, xs: Tensor, reverse: bool = False) -> tuple[An
 @pytest.mark.row("PAR-03")
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan_is_the_loop(reverse: bool, rng: np.random.Generator) -> None:
-    c, xs = f64(rng.standard_normal(3)), f64(rng.standard_normal((5, 3)))
+    c, xs = t64(rng.standard_normal(3)), t64(rng.standard_normal((5, 3)))
     want = unrolled(cell, c, xs, reverse)
     for run in (ts.scan, ts.jit(ts.scan, static=("f", "reverse"))):
         last, ys = run(cell, c, xs, reverse=reverse)
@@ -55,7 +52,7 @@ def test_scan_is_the_loop(reverse: bool, rng: np.random.Generator) -> None:
 def test_gradient_of_scan_is_that_of_the_unrolled_loop(
     reverse: bool, rng: np.random.Generator
 ) -> None:
-    c, xs, w = (f64(rng.standard_normal(s)) for s in ((3,), (4, 3), (3, 3)))
+    c, xs, w = (t64(rng.standard_normal(s)) for s in ((3,), (4, 3), (3, 3)))
 
     def loss(loop: Callable, c: Tensor, xs: Tensor, w: Tensor) -> Tensor:
         def f(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +70,7 @@ def test_gradient_of_scan_is_that_of_the_unrolled_loop(
 
 
 def test_scan_of_nested_values_without_results_and_by_length(rng: np.random.Generator) -> None:
-    x = f64(rng.standard_normal((3, 2)))
+    x = t64(rng.standard_normal((3, 2)))
     carry, ys = ts.scan(
         lambda c, e: ({"n": c["n"] + 1, "s": c["s"] + e["a"] * e["b"]}, None),
         {"s": ts.zeros((2,), "f64"), "n": 0}, {"a": x, "b": x})
@@ -89,7 +86,7 @@ def test_scan_of_nested_values_without_results_and_by_length(rng: np.random.Gene
 
 
 def test_python_numbers_in_the_carry_take_the_type_of_the_loop() -> None:
-    total, _ = ts.scan(lambda c, x: (c + x, None), 0.0, f64([1.0, 2.0]))
+    total, _ = ts.scan(lambda c, x: (c + x, None), 0.0, t64([1.0, 2.0]))
     assert total.dtype is ts.f64 and total.item() == 3.0
     total, _ = ts.scan(lambda c, x: (c + x, None), 0, ts.tensor([1.5, 2.0]))
     assert str(total.dtype) == "f32" and total.item() == 3.5
@@ -118,7 +115,7 @@ def test_gradients_of_closed_over_weights_sum_in_f32() -> None:
 
 
 def test_carries_that_do_not_change_are_not_stacked(rng: np.random.Generator) -> None:
-    w, xs = f64(rng.standard_normal((3, 3))), f64(rng.standard_normal((4, 3)))
+    w, xs = t64(rng.standard_normal((3, 3))), t64(rng.standard_normal((4, 3)))
 
     def loss(w: Tensor) -> Tensor:
         (c, _), _ = ts.scan(lambda s, x: ((ts.tanh(s[1] @ s[0] + x), s[1]), None), (xs[0], w), xs)
@@ -167,8 +164,8 @@ def test_scan_errors_name_the_leaf_and_both_types() -> None:
 
 def test_python_numbers_in_a_carry_take_the_type_of_what_comes_out() -> None:
     """In every loop, as beside a tensor."""
-    half = f64(np.array(0.5))
-    assert ts.scan(lambda c, x: (c * x, None), 1, f64(np.array([0.5, 0.25])))[0].item() == 0.125
+    half = t64(np.array(0.5))
+    assert ts.scan(lambda c, x: (c * x, None), 1, t64(np.array([0.5, 0.25])))[0].item() == 0.125
     for got in (ts.fori_loop(0, 3, lambda i, c: c * half, 1.0),
                 ts.while_loop(lambda c: c > 0.2, lambda c: c * half, 1),
                 ts.jit(lambda h: ts.while_loop(lambda c: c > 0.2, lambda c: c * h, 1.0))(half)):
@@ -228,7 +225,7 @@ def test_symbolic_extents_flow_through_scan() -> None:
 
 def test_nested_loops_have_the_right_gradient(rng: np.random.Generator) -> None:
     """warp#1293: the gradient of a loop in a loop was twice what it is."""
-    x = f64(rng.standard_normal(2) * 0.3)
+    x = t64(rng.standard_normal(2) * 0.3)
 
     def nested(x: Tensor) -> Tensor:
         def outer(c: Tensor, i: Tensor) -> tuple[Tensor, None]:
@@ -306,11 +303,11 @@ def test_map_is_a_list_comprehension(rng: np.random.Generator) -> None:
     def f(x: Any) -> Any:
         return {"y": ts.exp(x[0]) * x[1], "n": ts.sum(x[0])}
 
-    out = ts.map(f, (f64(a), f64(b)))
-    rows = [f((f64(x), f64(y))) for x, y in zip(a, b, strict=True)]
+    out = ts.map(f, (t64(a), t64(b)))
+    rows = [f((t64(x), t64(y))) for x, y in zip(a, b, strict=True)]
     for k in ("y", "n"):
         assert_close(out[k].numpy(), np.stack([r[k].numpy() for r in rows]), n=3)
-    assert ts.gradcheck(lambda v: ts.map(ts.tanh, v), (f64(a),))
+    assert ts.gradcheck(lambda v: ts.map(ts.tanh, v), (t64(a),))
     with pytest.raises(ArgumentError, match="at least one tensor"):
         ts.map(f, ())
 
@@ -319,10 +316,10 @@ def test_map_is_a_list_comprehension(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 13])
 def test_reduce_is_functools_reduce(n: int, rng: np.random.Generator) -> None:
     xs = rng.standard_normal((2, n, 2, 2)) * 0.5
-    got = ts.reduce(lambda a, b: a @ b, f64(xs), axis=1)
+    got = ts.reduce(lambda a, b: a @ b, t64(xs), axis=1)
     want = functools.reduce(np.matmul, np.moveaxis(xs, 1, 0))
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-14)
-    assert ts.gradcheck(lambda v: ts.reduce(lambda a, b: a @ b, v, axis=1), (f64(xs[:, :3]),))
+    assert ts.gradcheck(lambda v: ts.reduce(lambda a, b: a @ b, v, axis=1), (t64(xs[:, :3]),))
 
 
 @pytest.mark.row("PAR-02")
@@ -351,14 +348,14 @@ def test_associative_scan_is_a_prefix(n: int, rng: np.random.Generator) -> None:
         """Composition of x -> a x + b."""
         return p[0] * q[0], q[0] * p[1] + q[1]
 
-    _, got = ts.associative_scan(linear, (f64(a), f64(b)))
+    _, got = ts.associative_scan(linear, (t64(a), t64(b)))
     x, want = np.zeros(2), []
     for i in range(n):
         x = a[i] * x + b[i]
         want.append(x)
     assert_close(got, np.array(want), n=2 * n, scale=n)
-    assert ts.gradcheck(lambda u, v: ts.associative_scan(linear, (u, v))[1], (f64(a), f64(b)))
-    rows = ts.associative_scan(lambda p, q: p + q, f64(b), axis=1)
+    assert ts.gradcheck(lambda u, v: ts.associative_scan(linear, (u, v))[1], (t64(a), t64(b)))
+    rows = ts.associative_scan(lambda p, q: p + q, t64(b), axis=1)
     assert_close(rows, np.cumsum(b, axis=1), n=2)
 
 
@@ -369,7 +366,7 @@ def branchy(p: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("p", [True, False])
 def test_cond_takes_one_branch(p: bool, rng: np.random.Generator) -> None:
-    x, w = f64(rng.standard_normal(3)), f64(rng.standard_normal(3))
+    x, w = t64(rng.standard_normal(3)), t64(rng.standard_normal(3))
     want = np.sin(x.numpy()) * w.numpy() if p else x.numpy() ** 3
     for run in (branchy, ts.jit(branchy)):
         assert_close(run(ts.tensor(p), x, w).numpy(), want)
@@ -382,27 +379,27 @@ def test_cond_runs_only_its_branch() -> None:
     def f(x: Tensor) -> Tensor:
         return ts.cond(x > 0.0, ts.sqrt, lambda v: v * 2.0, x)
 
-    assert ts.grad(f)(f64(0.0)).item() == 2.0
-    assert ts.grad(f)(f64(4.0)).item() == 0.25
+    assert ts.grad(f)(t64(0.0)).item() == 2.0
+    assert ts.grad(f)(t64(4.0)).item() == 0.25
 
 
 def test_cond_under_vmap(rng: np.random.Generator) -> None:
     x, w = rng.standard_normal((4, 3)), rng.standard_normal(3)
     flags = np.array([True, False, True, False])
     want = np.stack([np.sin(r) * w if p else r**3 for p, r in zip(flags, x, strict=True)])
-    got = ts.vmap(branchy, in_axes=(0, 0, None))(ts.tensor(flags), f64(x), f64(w))
+    got = ts.vmap(branchy, in_axes=(0, 0, None))(ts.tensor(flags), t64(x), t64(w))
     assert_close(got.numpy(), want)
-    one = ts.vmap(branchy, in_axes=(None, 0, None))(ts.tensor(True), f64(x), f64(w))
+    one = ts.vmap(branchy, in_axes=(None, 0, None))(ts.tensor(True), t64(x), t64(w))
     assert_close(one.numpy(), np.sin(x) * w)
-    g = ts.vmap(ts.grad(lambda p, v: ts.sum(branchy(p, v, f64(w))), argnums=1))(
-        ts.tensor(flags), f64(x))
+    g = ts.vmap(ts.grad(lambda p, v: ts.sum(branchy(p, v, t64(w))), argnums=1))(
+        ts.tensor(flags), t64(x))
     want = np.stack([np.cos(r) * w if p else 3 * r**2 for p, r in zip(flags, x, strict=True)])
     assert_close(g.numpy(), want)
 
 
 def test_cond_of_nested_values_and_objects() -> None:
     out = ts.cond(ts.tensor(True), lambda a: {"u": a, "s": "same", "n": None},
-                  lambda a: {"n": None, "s": "same", "u": -a}, f64([1.0]))
+                  lambda a: {"n": None, "s": "same", "u": -a}, t64([1.0]))
     assert out["s"] == "same" and out["n"] is None and out["u"].numpy().tolist() == [1.0]
 
 
@@ -437,17 +434,17 @@ def newton(a: Tensor) -> Tensor:
 
 def test_while_loop_value_and_forward_mode() -> None:
     for run in (newton, ts.jit(newton)):
-        assert run(f64(7.0)).item() == pytest.approx(7.0**0.5, rel=1e-12)
-    value, t = ts.jvp(newton, (f64(7.0),), (f64(1.0),))
+        assert run(t64(7.0)).item() == pytest.approx(7.0**0.5, rel=1e-12)
+    value, t = ts.jvp(newton, (t64(7.0),), (t64(1.0),))
     assert value.item() == pytest.approx(7.0**0.5, rel=1e-12)
     assert t.item() == pytest.approx(0.5 / 7.0**0.5, rel=1e-9)
-    second = ts.jvp(lambda a: ts.jvp(newton, (a,), (f64(1.0),))[1], (f64(7.0),), (f64(1.0),))[1]
+    second = ts.jvp(lambda a: ts.jvp(newton, (a,), (t64(1.0),))[1], (t64(7.0),), (t64(1.0),))[1]
     assert second.item() == pytest.approx(-0.25 * 7.0**-1.5, rel=1e-6)
 
 
 def test_while_loop_under_vmap_stops_each_element(rng: np.random.Generator) -> None:
     a = rng.uniform(0.1, 50.0, 6)
-    np.testing.assert_allclose(ts.vmap(newton)(f64(a)).numpy(), np.sqrt(a), rtol=1e-12)
+    np.testing.assert_allclose(ts.vmap(newton)(t64(a)).numpy(), np.sqrt(a), rtol=1e-12)
 
     def collatz(n: Tensor) -> Tensor:
         return ts.while_loop(
@@ -455,12 +452,12 @@ def test_while_loop_under_vmap_stops_each_element(rng: np.random.Generator) -> N
             lambda s: (ts.where(s[0] % 2 == 0, s[0] // 2, 3 * s[0] + 1), s[1] + 1), (n, 0))[1]
 
     assert ts.vmap(collatz)(ts.tensor([1, 6, 7, 27])).numpy().tolist() == [0, 8, 16, 111]
-    t = ts.vmap(lambda v: ts.jvp(newton, (v,), (f64(1.0),))[1])(f64(a))
+    t = ts.vmap(lambda v: ts.jvp(newton, (v,), (t64(1.0),))[1])(t64(a))
     np.testing.assert_allclose(t.numpy(), 0.5 / np.sqrt(a), rtol=1e-7)
 
 
 def test_while_loop_that_never_runs_gives_its_start() -> None:
-    x = f64([1.0, 2.0])
+    x = t64([1.0, 2.0])
     out = ts.while_loop(lambda v: ts.sum(v) > 10.0, lambda v: v + 1.0, x)
     assert out.numpy().tolist() == [1.0, 2.0] and out is not x
     assert not np.shares_memory(out.numpy(), x.numpy())
@@ -468,10 +465,10 @@ def test_while_loop_that_never_runs_gives_its_start() -> None:
 
 def test_while_loop_refuses_reverse_mode_with_a_way_out() -> None:
     with pytest.raises(GradError, match="while_loop has no reverse-mode derivative") as err:
-        ts.grad(newton)(f64(2.0))
+        ts.grad(newton)(t64(2.0))
     assert "ts.scan" in str(err.value) and "test_control_flow.py" in str(err.value)
     count = ts.grad(lambda x: x * ts.cast(  # an integer loop beside it is no obstacle
-        ts.while_loop(lambda n: n < 5, lambda n: n + 1, ts.tensor(0)), "f64"))(f64(2.0))
+        ts.while_loop(lambda n: n < 5, lambda n: n + 1, ts.tensor(0)), "f64"))(t64(2.0))
     assert count.item() == 5.0
 
 
@@ -552,30 +549,30 @@ NESTED: dict[str, Callable] = {
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_control_flow_is_its_differences(name: str, rng: np.random.Generator) -> None:
     c, xs = 0.5 * rng.standard_normal(2), 0.5 * rng.standard_normal((3, 2))
-    assert ts.gradcheck(NESTED[name], (f64(c), f64(xs)))
+    assert ts.gradcheck(NESTED[name], (t64(c), t64(xs)))
 
 
 def test_while_in_jvp_with_scan(rng: np.random.Generator) -> None:
-    c, xs = f64([3.0, 4.0]), f64(rng.standard_normal((3, 2)))
+    c, xs = t64([3.0, 4.0]), t64(rng.standard_normal((3, 2)))
     assert ts.gradcheck(stepped, (c, xs), modes=("forward",))
 
 
 @pytest.mark.parametrize("name", ["scan", "cond in scan", "scan in vmap", "checkpoint in scan"])
 def test_second_order_through_control_flow(name: str, rng: np.random.Generator) -> None:
     c, xs = 0.5 * rng.standard_normal(2), 0.5 * rng.standard_normal((2, 2))
-    assert ts.gradcheck(NESTED[name], (f64(c), f64(xs)), order=2)
+    assert ts.gradcheck(NESTED[name], (t64(c), t64(xs)), order=2)
 
 
 def test_graphs_with_loops_print_verify_and_hash(rng: np.random.Generator) -> None:
     from tessera.graph.ir import verify
 
     def build() -> Any:
-        return ts.grad(gated).graph(f64(np.ones(2)), f64(np.ones((3, 2))))
+        return ts.grad(gated).graph(t64(np.ones(2)), t64(np.ones((3, 2))))
 
     graph = build()
     verify(graph)
     text = ir(graph)
     assert "scan(" in text and "cond(" in text and "graph step_vjp" in text
     assert graph.hash == build().hash
-    other = ts.grad(lambda c, xs: gated(c * 2.0, xs)).graph(f64(np.ones(2)), f64(np.ones((3, 2))))
+    other = ts.grad(lambda c, xs: gated(c * 2.0, xs)).graph(t64(np.ones(2)), t64(np.ones((3, 2))))
     assert other.hash != graph.hash

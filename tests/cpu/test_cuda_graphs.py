@@ -12,6 +12,7 @@ import tessera as ts
 from fake_gpu import Torch, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import normal
 from lowering_cases import apart as apart
 from tessera import f32
 from tessera.runtime.flags import ReportSite, error_flags, register
@@ -28,10 +29,6 @@ def graphs_on():
 
 
 pytestmark = pytest.mark.usefixtures("gpu", "apart", "graphs_on")
-
-
-def normal(rng: np.random.Generator, *shape: int) -> Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 def descend(params: Any, state: Any, x: Tensor) -> Any:

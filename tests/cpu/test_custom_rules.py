@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from derivatives import t64
 from tessera.errors import ArgumentError, GradError, ShapeError
 from tessera.tensor import Tensor
 from tolerance import assert_close
-
-
-def f64(a: Any) -> Tensor:
-    return ts.tensor(np.asarray(a, np.float64), ts.f64)
 
 
 def make_cube() -> Any:
@@ -33,7 +30,7 @@ def make_cube() -> Any:
 @pytest.mark.row("AD-10", "AD-12")
 def test_the_rule_is_used_and_the_primal_runs_without_it() -> None:
     cube = make_cube()
-    x = f64([1.0, 2.0])
+    x = t64([1.0, 2.0])
     for run in (cube, ts.jit(cube)):
         assert run(x).numpy().tolist() == [1.0, 8.0]
     loss = lambda v: ts.sum(cube(v))  # noqa: E731
@@ -41,7 +38,7 @@ def test_the_rule_is_used_and_the_primal_runs_without_it() -> None:
         assert g(x).numpy().tolist() == [10.0, 20.0]
     value, pull = ts.vjp(cube, x)
     assert value.numpy().tolist() == [1.0, 8.0]
-    assert pull(f64([1.0, 1.0])).numpy().tolist() == [10.0, 20.0]
+    assert pull(t64([1.0, 1.0])).numpy().tolist() == [10.0, 20.0]
 
 
 def test_fwd_replaces_the_primal_only_when_reversed() -> None:
@@ -50,7 +47,7 @@ def test_fwd_replaces_the_primal_only_when_reversed() -> None:
         return ts.sin(x)
 
     f.defvjp(lambda x: (ts.sin(x) + 0.0 * ts.exp(x), ts.cos(x)), lambda c, g: c * g)
-    forward, backward = str(ts.jit(f).graph(f64(1.0))), ts.grad(f).graph(f64(1.0))
+    forward, backward = str(ts.jit(f).graph(t64(1.0))), ts.grad(f).graph(t64(1.0))
     assert "custom_vjp_call(" in forward
     top = [n.op.name for n in backward.nodes]
     assert "exp" in top and "custom_vjp_call" not in top
@@ -70,7 +67,7 @@ def test_custom_vjp_composes(kind: str, rng: np.random.Generator) -> None:
         "checkpoint": ts.grad(lambda v: ts.sum(ts.checkpoint(cube)(v))),
         "cond": ts.grad(lambda v: ts.sum(ts.cond(True, cube, lambda u: u, v))),
     }
-    assert_close(runs[kind](f64(x)).numpy(), 10.0 * x, n=4)
+    assert_close(runs[kind](t64(x)).numpy(), 10.0 * x, n=4)
 
 
 def test_custom_vjp_under_vmap_with_an_unmapped_argument(rng: np.random.Generator) -> None:
@@ -82,15 +79,15 @@ def test_custom_vjp_under_vmap_with_an_unmapped_argument(rng: np.random.Generato
                  lambda s, g: (g * s[1] * 2.0, ts.sum(g * s[0] * 3.0)))
     x, w = rng.standard_normal((4, 2)), 1.5
     loss = lambda w, x: ts.sum(ts.vmap(scale, in_axes=(0, None))(x, w))  # noqa: E731
-    dw, dx = ts.grad(loss, argnums=(0, 1))(f64(w), f64(x))
+    dw, dx = ts.grad(loss, argnums=(0, 1))(t64(w), t64(x))
     assert_close(dw.numpy(), 3.0 * x.sum(), n=8, scale=1.0)
     assert_close(dx.numpy(), np.full((4, 2), 3.0))
 
 
 def test_second_derivative_goes_through_the_rule() -> None:
     cube = make_cube()
-    assert ts.grad(ts.grad(cube))(f64(2.0)).item() == 10.0
-    assert ts.jvp(ts.grad(cube), (f64(2.0),), (f64(1.0),))[1].item() == 10.0
+    assert ts.grad(ts.grad(cube))(t64(2.0)).item() == 10.0
+    assert ts.jvp(ts.grad(cube), (t64(2.0),), (t64(1.0),))[1].item() == 10.0
 
 
 def test_nested_and_constant_arguments() -> None:
@@ -107,9 +104,9 @@ def test_nested_and_constant_arguments() -> None:
         return {"w": g["y"] * 7.0, "b": None}, None, None, None, None
 
     f.defvjp(lambda p, x, power, how, *, twice: fwd(p, x, power, how, twice), bwd)
-    p = {"w": f64([1.0, 2.0]), "b": f64(0.0)}
+    p = {"w": t64([1.0, 2.0]), "b": t64(0.0)}
     loss = lambda p, x: ts.sum(f(p, x, 3, twice=True)["y"])  # noqa: E731
-    g = ts.grad(loss, argnums=(0, 1))(p, f64([2.0, 3.0]))
+    g = ts.grad(loss, argnums=(0, 1))(p, t64([2.0, 3.0]))
     assert g[0]["w"].numpy().tolist() == [7.0, 7.0]
     assert g[0]["b"].item() == 0.0 and g[1].numpy().tolist() == [0.0, 0.0]
 
@@ -134,7 +131,7 @@ def test_methods_can_be_decorated() -> None:
             return x * self.scale
 
     Layer.run.defjvp(lambda p, t: (p[1] * p[0].scale if p[0] else p[1] * 3.0, t[1] * 5.0))
-    assert ts.grad(lambda x: Layer().run(x))(f64(1.0)).item() == 5.0
+    assert ts.grad(lambda x: Layer().run(x))(t64(1.0)).item() == 5.0
 
 
 def test_errors_of_custom_vjp_name_the_argument() -> None:
@@ -142,7 +139,7 @@ def test_errors_of_custom_vjp_name_the_argument() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         return ts.sum(x) * ts.sum(w)
 
-    x, w = f64([1.0, 2.0]), f64([1.0, 2.0, 3.0])
+    x, w = t64([1.0, 2.0]), t64([1.0, 2.0, 3.0])
     with pytest.raises(GradError, match="custom_vjp f has no rule yet") as err:
         f(x, w)
     assert "f.defvjp(fwd, bwd)" in str(err.value)
@@ -168,7 +165,7 @@ def test_errors_of_custom_vjp_name_the_argument() -> None:
 def test_forward_mode_of_custom_vjp_is_refused() -> None:
     cube = make_cube()
     with pytest.raises(GradError, match="no forward-mode derivative: the rule of cube") as err:
-        ts.jvp(cube, (f64(1.0),), (f64(1.0),))
+        ts.jvp(cube, (t64(1.0),), (t64(1.0),))
     assert "ts.custom_jvp" in str(err.value)
 
 
@@ -182,9 +179,9 @@ def test_a_closed_over_value_that_is_differentiated_is_an_error() -> None:
         f.defvjp(lambda x: (f(x), None), lambda s, g: g * w)
         return f(x)
 
-    assert ts.grad(loss, argnums=1)(f64(3.0), f64(2.0)).item() == 3.0
+    assert ts.grad(loss, argnums=1)(t64(3.0), t64(2.0)).item() == 3.0
     with pytest.raises(GradError, match="closes over a value that is differentiated"):
-        ts.grad(loss, argnums=0)(f64(3.0), f64(2.0))
+        ts.grad(loss, argnums=0)(t64(3.0), t64(2.0))
 
 
 # --- custom_jvp -------------------------------------------------------------------------------
@@ -220,22 +217,22 @@ def test_custom_jvp_serves_both_modes(kind: str, rng: np.random.Generator) -> No
         "jvp in scan": lambda v: ts.jvp(
             lambda u: ts.scan(lambda c, e: (c, f(e)), 0.0, u)[1], (v,), (one,))[1],
     }
-    assert_close(runs[kind](f64(x)).numpy(), 3.0 * np.cos(x), n=3)
-    assert_close(f(f64(x)).numpy(), np.sin(x))
+    assert_close(runs[kind](t64(x)).numpy(), 3.0 * np.cos(x), n=3)
+    assert_close(f(t64(x)).numpy(), np.sin(x))
 
 
 def test_custom_jvp_higher_orders_and_the_value_of_the_rule() -> None:
     f = make_sin()
-    assert ts.grad(ts.grad(f))(f64(0.5)).item() == pytest.approx(-3.0 * math.sin(0.5))
+    assert ts.grad(ts.grad(f))(t64(0.5)).item() == pytest.approx(-3.0 * math.sin(0.5))
 
     @ts.custom_jvp
     def g(x: Tensor) -> Tensor:
         return x
 
     g.defjvp(lambda p, t: (p[0] * 2.0, t[0]))  # another value, to see which one is used
-    value, t = ts.jvp(g, (f64(3.0),), (f64(1.0),))
+    value, t = ts.jvp(g, (t64(3.0),), (t64(1.0),))
     assert value.item() == 6.0 and t.item() == 1.0
-    assert g(f64(3.0)).item() == 3.0
+    assert g(t64(3.0)).item() == 3.0
 
 
 def test_custom_jvp_with_nested_constant_and_integer_arguments() -> None:
@@ -250,7 +247,7 @@ def test_custom_jvp_with_nested_constant_and_integer_arguments() -> None:
         return f(p, n, power), (11.0 * dp["a"] + dp["b"], None)
 
     f.defjvp(rule)
-    p = {"a": f64([1.0, 2.0]), "b": f64([1.0, 1.0])}
+    p = {"a": t64([1.0, 2.0]), "b": t64([1.0, 1.0])}
     g = ts.grad(lambda q: ts.sum(f(q, ts.tensor([2, 3]), 2)[0]))(p)
     assert g["a"].numpy().tolist() == [11.0, 11.0] and g["b"].numpy().tolist() == [1.0, 1.0]
 
@@ -261,16 +258,16 @@ def test_errors_of_custom_jvp() -> None:
         return x * 2.0
 
     with pytest.raises(GradError, match="custom_jvp f has no rule yet"):
-        f(f64(1.0))
+        f(t64(1.0))
     f.defjvp(lambda p, t: t[0])
     with pytest.raises(GradError, match=r"must return \(value, tangent\)"):
-        ts.jvp(f, (f64(1.0),), (f64(1.0),))
+        ts.jvp(f, (t64(1.0),), (t64(1.0),))
     f.defjvp(lambda p, t: (p[0], ts.zeros((2,))))
     with pytest.raises(ShapeError, match=r"a tangent of shape \[2\], its value has \[\]"):
-        ts.jvp(f, (f64(1.0),), (f64(1.0),))
+        ts.jvp(f, (t64(1.0),), (t64(1.0),))
     f.defjvp(lambda p, t: (ts.cast(p[0], "f32"), t[0]))
     with pytest.raises(GradError, match=r"returns a value f32\[\], f returns f64\[\]"):
-        ts.jvp(f, (f64(1.0),), (f64(1.0),))
+        ts.jvp(f, (t64(1.0),), (t64(1.0),))
 
     def closed(w: Tensor) -> Tensor:
         @ts.custom_jvp
@@ -278,10 +275,10 @@ def test_errors_of_custom_jvp() -> None:
             return x * w
 
         g.defjvp(lambda p, t: (p[0] * w, t[0] * w))
-        return g(f64(2.0))
+        return g(t64(2.0))
 
-    for derive in (lambda: ts.grad(closed)(f64(1.0)),
-                   lambda: ts.jvp(closed, (f64(1.0),), (f64(1.0),))):
+    for derive in (lambda: ts.grad(closed)(t64(1.0)),
+                   lambda: ts.jvp(closed, (t64(1.0),), (t64(1.0),))):
         with pytest.raises(GradError, match="closes over a value"):
             derive()
 
@@ -299,10 +296,10 @@ def test_a_rule_with_random_numbers_uses_one_mask() -> None:
 # --- stop_gradient ----------------------------------------------------------------------------
 def test_stop_gradient_in_both_modes() -> None:
     f = lambda x: x * ts.stop_gradient(x * x)  # noqa: E731
-    assert ts.grad(f)(f64(3.0)).item() == 9.0
-    assert ts.jvp(f, (f64(3.0),), (f64(1.0),))[1].item() == 9.0
-    assert ts.vmap(ts.grad(f))(f64([2.0, 3.0])).numpy().tolist() == [4.0, 9.0]
-    tree = ts.stop_gradient({"a": f64(1.0), "b": [f64(2.0)]})
+    assert ts.grad(f)(t64(3.0)).item() == 9.0
+    assert ts.jvp(f, (t64(3.0),), (t64(1.0),))[1].item() == 9.0
+    assert ts.vmap(ts.grad(f))(t64([2.0, 3.0])).numpy().tolist() == [4.0, 9.0]
+    tree = ts.stop_gradient({"a": t64(1.0), "b": [t64(2.0)]})
     assert tree["b"][0].item() == 2.0
     last = lambda x: ts.scan(lambda c, e: (ts.stop_gradient(c) + e, None), 0.0, x)[0]  # noqa: E731
-    assert ts.grad(last)(f64([1.0, 2.0, 3.0])).numpy().tolist() == [0.0, 0.0, 1.0]
+    assert ts.grad(last)(t64([1.0, 2.0, 3.0])).numpy().tolist() == [0.0, 0.0, 1.0]

@@ -7,20 +7,13 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import both_ways
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import column_passes, running_columns
 from tessera.graph.cuda.passes import cut_axes, split_exponential_sums
 from tolerance import assert_close
 
 INF = np.inf
-
-
-def lowered(fn, *arrays):
-    """The results of the kernels, and of NumPy node by node."""
-    inputs = [ts.tensor(a) for a in arrays]
-    want = fn(*inputs)
-    return CudaProgram(ts.jit(fn).graph(*inputs)).run([x.array for x in inputs]), [
-        y.array for y in (want if isinstance(want, tuple) else (want,))]
 
 
 def kinds(fn, *args):
@@ -51,7 +44,7 @@ def test_last_axes_are_reduced_as_one(fn, made, rng, monkeypatch):
     monkeypatch.setattr(cut_axes, "GROUPS", 2)
     x = rng.standard_normal((3, 4, 5, 7)).astype(np.float32)
     assert made is None or kinds(fn, x) == made
-    (got,), (want,) = lowered(fn, x)
+    (got,), (want,) = both_ways(fn, x)
     assert_close(got, want, "f32", n=140, scale=10 if fn is gradients else None)
 
 
@@ -69,7 +62,7 @@ def test_long_columns_of_few_groups_are_reduced_in_parts(name, shape, axis, rng,
         name, lambda x: getattr(ts, name)(ts.abs(x) + x[:1], axis))
     spaces = [g.space for g in CudaProgram(ts.jit(fn).graph(x)).plan.groups if g.kind == "columns"]
     assert len(spaces) >= 2 or name == "sum"
-    (got,), (want,) = lowered(fn, x)
+    (got,), (want,) = both_ways(fn, x)
     assert_close(got, want, None if name == "any" else "f32", n=96)
 
 
@@ -87,7 +80,7 @@ def test_exponentials_of_long_columns_are_those_of_parts(rng, monkeypatch):
     def both(x):
         return ts.softmax(x, axis=axis), ts.logsumexp(x, axis=axis)
 
-    for got, want in zip(*lowered(both, x), strict=True):
+    for got, want in zip(*both_ways(both, x), strict=True):
         assert_close(got, want, "f32", n=1024)
     assert kinds(lambda x: ts.logsumexp(x, axis=axis), x) == ["columns"] * 2
     assert kinds(lambda x: ts.softmax(x, axis=axis), x) == ["columns"] * 2 + ["loop"]
@@ -113,9 +106,9 @@ def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, mon
 
     plan = CudaProgram(ts.jit(both).graph(x)).plan
     assert any(dict(g.attrs).get("running") for g in plan.groups)
-    for got, want in zip(*lowered(both, x), strict=True):
+    for got, want in zip(*both_ways(both, x), strict=True):
         assert_close(got, want, "f32", n=1024)
-    (got,), (want,) = lowered(lambda x: ts.softmax(x * 0.5 - 1, axis=axis), x)
+    (got,), (want,) = both_ways(lambda x: ts.softmax(x * 0.5 - 1, axis=axis), x)
     assert_close(got, want, "f32", n=1024)
 
 
@@ -150,7 +143,7 @@ def test_what_is_made_of_numbers_is_made_by_their_kernel(rng):
         for fn in (lambda x, a=axis: ts.mean(x, a), lambda x, a=axis: ts.std(x, a) + 1,
                    lambda x, a=axis: ts.log(ts.max(x, a) + 5) * 2):
             assert kinds(fn, x) == ["columns" if axis == 1 else "rows"]
-            (got,), (want,) = lowered(fn, x)
+            (got,), (want,) = both_ways(fn, x)
             assert_close(got, want, "f32", n=70)
 
 
@@ -177,5 +170,5 @@ def test_statistics_of_the_same_columns_are_one_kernel(rng):
         return ts.max(x, 1), ts.min(x, 1), ts.sum(x, 1)
 
     assert kinds(fn, x) == ["columns"]
-    for got, want in zip(*lowered(fn, x), strict=True):
+    for got, want in zip(*both_ways(fn, x), strict=True):
         assert_close(got, want, "f32", n=40)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera as ts
+from attention_cases import attended64
 from emulator import compare
 from hopper_lowering import Known, program, run
 from tessera import Tensor, bf16
@@ -34,19 +35,6 @@ def operands(rng, H, Hk, S, T, D, E, dtype=bf16):
     return [rng.standard_normal(s).astype(dtype.numpy) for s in shapes]
 
 
-def truth(q, k, v, causal):
-    """The result in f64, and the size of its terms: weights are rounded one by one, where scores
-    are sums in f32 of exact products."""
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    (H, S, D), (Hk, T) = q.shape[1:], k.shape[1:3]
-    k, v = (np.repeat(x, H // Hk, 1) for x in (k, v))
-    s = q @ k.swapaxes(-1, -2) / np.sqrt(D)
-    s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf) if causal else s
-    p = np.exp(s - s.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return p @ v, np.sqrt(p**2 @ v**2)
-
-
 def check(got, want):
     assert_close(got.reshape(want[0].shape), want[0], "bf16", n=2, scale=want[1])
 
@@ -70,10 +58,10 @@ def test_parts_are_the_whole(case, rng):
         assert not np.isnan(parts).any() and not np.isnan(lse).any()
         out = np.full((H * S, E), np.nan, bf16.numpy)
         combine_parts(parts.reshape(P, -1, E), lse.reshape(P, -1), out, BP=16)
-        check(out, truth(q, k, v, causal))
+        check(out, attended64(q, k, v, causal))
         parts = np.full((1, Hk, R, E), np.nan, bf16.numpy)
         kernel(*args, None, parts, None, D**-0.5 * LOG2E, S=S, causal=causal)
-        check(parts, truth(q, k, v, causal))
+        check(parts, attended64(q, k, v, causal))
 
 
 @pytest.mark.parametrize("P", [2, 8])
@@ -88,7 +76,7 @@ def test_parts_of_a_cluster_are_the_whole(case, P, rng):
     out, logs = np.full((Hk, R, E), np.nan, bf16.numpy), np.full((Hk, R), np.nan, np.float32)
     decode_cluster(q.reshape(Hk, R, D), k[0], v[0], None, out, logs, D**-0.5 * LOG2E, S=S, P=P,
                    BN=32, ROWS=R, AHEAD=2, causal=causal)
-    check(out, truth(q, k, v, causal))
+    check(out, attended64(q, k, v, causal))
     wide = (x.astype(np.float64) for x in (q, k, v))
     lse = ts.attention(*wide, causal=causal, return_lse=True)[1]
     assert_close(logs.reshape(lse.shape), lse.numpy(), "f32", n=D, scale=10.0)
@@ -101,7 +89,7 @@ def test_rows_of_a_cluster_that_see_no_key_and_elements_that_its_groups_share_un
                    S=4, P=16, ROWS=12, causal=True)
     got = out.reshape(3, 4, 20)
     assert not got[:, :2].any() and np.isneginf(logs.reshape(3, 4)[:, :2]).all()
-    check(got[:, 2:], truth(q[:, :, 2:], k, v, True))
+    check(got[:, 2:], attended64(q[:, :, 2:], k, v, True))
 
 
 @pytest.mark.parametrize("once, keys", [(False, 300), (True, 200), (True, 70)])
@@ -111,7 +99,7 @@ def test_a_cluster_has_no_races(once, keys, rng):
     with ts.config.scope(debug=True):
         decode_cluster(q.reshape(1, 4, 32), k[0], v[0], None, out, None, 32**-0.5 * LOG2E, P=4,
                        ROWS=4, ONCE=once)
-    check(out, truth(q, k, v, False))
+    check(out, attended64(q, k, v, False))
 
 
 def test_eight_groups_ask_for_all_of_few_keys_at_once():
@@ -133,7 +121,7 @@ def test_a_running_maximum_lags(P, rng):
     assert P == 1 or np.ptp(lse, axis=0).min() > 10
     out = np.zeros((4, 32), bf16.numpy)
     combine_parts(parts.reshape(P, 4, 32), lse.reshape(P, 4), out, BP=2)
-    check(out, truth(q, k, v, False))
+    check(out, attended64(q, k, v, False))
 
 
 @given(heads=st.integers(1, 4096), rows=st.integers(1, 512), T=st.integers(0, 1 << 20),
@@ -162,7 +150,7 @@ def test_by_warpgroups(S, group, causal, rng):
     run(decode_many_rows, made, (P, 1, 1), *args, S=S, causal=causal)
     weights = np.exp2(lse - lse.max(0))
     check((parts * weights[..., None]).sum(0) / weights.sum(0)[..., None],
-          truth(q, k, v, causal))
+          attended64(q, k, v, causal))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -223,7 +211,7 @@ def test_graphs_take_them(S, T, causal, rng):
     parts = "call decode_cluster" if 4 * S <= 16 else "call combine_parts"
     assert (parts in str(made.plan)) == (T >= 2 * LEAST_KEYS)
     (got,) = made.run([x.array for x in (q, k, v)])
-    check(np.asarray(got, np.float64), truth(*(x.array for x in (q, k, v)), causal))
+    check(np.asarray(got, np.float64), attended64(*(x.array for x in (q, k, v)), causal))
 
 
 # queries, entries, capacity, rolling, causal
@@ -247,7 +235,7 @@ def test_over_a_cache_whose_length_is_data(case, rng):
     if n < S:
         assert not np.asarray(got)[:, :S - n].any() and np.asarray(got)[:, S - n:].any()
         return
-    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in attended64(
         q, k[:, :, -capacity:], v[:, :, -capacity:], causal))
     assert_close(np.asarray(got, np.float64), want, "bf16", n=2, scale=size)
 
@@ -265,7 +253,7 @@ def test_codes_of_8_bits_are_made_wider_in_registers(S, group, dtype, codes, rng
     assert (f"call decode_{kernel}(" in str(made.plan)) == (S <= 16)
     assert (f"{dtype}[2, 2, 640, 32]" in str(made.plan)) == (S > 16)
     wide = q.array, *(np.asarray(ts.cast(x, "f64")) for x in (k, v))
-    want, size = (x.swapaxes(1, 2).reshape(2, S, -1) for x in truth(*wide, True))
+    want, size = (x.swapaxes(1, 2).reshape(2, S, -1) for x in attended64(*wide, True))
     for got in (made.run([q.array, *(x.array for x in tree.flatten(cache)[0])])[0],
                 f(q, cache).array, ts.flash_attention(q, cache).array):
         assert_close(np.asarray(got, np.float64), want, dtype, n=2, scale=size)
@@ -281,7 +269,7 @@ def test_a_chunk_of_a_prompt_leaves_out_what_is_not_filled(rng):
         ts.tensor(q), cache), "sm_90a")
     assert "attention over" in str(made.plan) and "modified_attention" not in str(made.plan)
     (got,) = made.run([q, *(x.array for x in tree.flatten(cache)[0])])
-    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, True))
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in attended64(q, k, v, True))
     assert_close(np.asarray(got, np.float64), want, "bf16", n=2, scale=size)
 
 

@@ -11,16 +11,13 @@ import pytest
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import normal
 from lowering_cases import apart as apart
 from tessera.errors import ArgumentError
 from tessera.runtime import dlpack
 from tolerance import assert_close
 
 on_gpu = pytest.mark.usefixtures("gpu", "apart")
-
-
-def normal(rng: np.random.Generator, *shape: int) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 def descend(params: Any, state: Any, x: Any) -> Any:

@@ -14,7 +14,8 @@ from tessera.bench.models.gpt2 import SMALL
 from tessera.bench.models.record import batch, weights
 from tessera.bench.models.step import first_state, training_step
 from tessera.graph import tree
-from tessera.graph.cuda.kernels.generate_kernels import WRITERS, form_of, kernel_of, source_of
+from tessera.graph.cuda.kernels.generate_kernels import form_of, kernel_of, source_of
+from tessera.graph.cuda.kernels.kernel_kinds import kernel_kinds
 from tessera.graph.cuda.levels import program_of
 from tessera.graph.expand import expand
 from tessera.graph.ir import readers_of, uses, verify
@@ -37,7 +38,7 @@ def test_groups_of_one_form_have_one_text():
     m = SMALL.sized(B=2, T=64, layers=3, d=64, heads=1, vocabulary=128)
     params = tree.map_tree(ts.tensor, weights(m))
     step = training_step(m).graph(params, first_state(m, params), *map(ts.tensor, batch(m)))
-    groups = [g for g in program_of(step).plan.groups if g.kind in WRITERS]
+    groups = [g for g in program_of(step).plan.groups if g.kind in kernel_kinds()]
     texts: dict[str, str] = {}
     for g in groups:
         source = source_of(canonical_group(g))

@@ -10,14 +10,11 @@ import pytest
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import normal
 from lowering_cases import apart as apart
 from tessera.state.effect import changes
 
 pytestmark = pytest.mark.usefixtures("gpu", "apart")
-
-
-def normal(rng: np.random.Generator, *shape: int) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 @pytest.mark.parametrize("late", ["", "copies", "kernels"])

@@ -240,7 +240,8 @@ def k(A: Tensor["M", "N", f32], C: Tensor["M", "N", f32]):
         assert "64 times over" in r.fix and "sums kept in registers" in r.fix
 
     @pytest.mark.parametrize("x, text", [(0, "0 B"), (999, "999 B"), (1e6, "1 MB"),
-                                         (1234567, "1.23 MB"), (5e12, "5 TB"), (5e16, "5e+04 TB")])
+                                         (1234567, "1.23 MB"), (999.7e6, "1 GB"),
+                                         (5e12, "5 TB"), (5e16, "50 PB")])
     def test_amounts(self, x, text):
         assert amount(x, "B") == text
 

@@ -8,7 +8,17 @@ import pytest
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
-from graph_kernels import cube, cubed, dropped, loss_of_cubes, sums_of, two, written
+from graph_kernels import (
+    below,
+    cube,
+    cubed,
+    dropped,
+    loss_of_cubes,
+    patch,
+    sums_of,
+    two,
+    written,
+)
 from graph_kernels import x as x
 from tessera import Tensor, f32, i32, stdlib
 from tessera.errors import ArgumentError, TraceError
@@ -17,13 +27,6 @@ from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.cuda.program.placed_launch import BufferAddress
 
 tile = ts.tile
-
-
-@ts.kernel
-def patch(x: Tensor["N"], y: Tensor["N"]):
-    i = tile.linear_id()
-    if i < N // 2:
-        y[i] += x[i]
 
 
 def scaled_row_sums(x):
@@ -257,13 +260,6 @@ def test_a_kernel_that_prints_is_a_step_though_nobody_reads_what_it_writes(x, ca
     (total,) = program.run([x.array])
     np.testing.assert_allclose(total, 2 * x.numpy().sum(dtype=np.float64), rtol=1e-6)
     assert capsys.readouterr().out == f"first {2 * x.numpy()[0]!s}\n"
-
-
-@ts.kernel
-def below(x: Tensor["N", f32], limit: f32):
-    i = tile.linear_id()
-    if i < N:
-        assert x[i] < limit, f"x is {x[i]}"
 
 
 def test_a_kernel_that_gives_nothing_is_a_step(x, gpu, driver):

@@ -9,7 +9,11 @@ import pytest
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
-from tessera import Tensor, bf16, f32, i32
+from graph_kernels import (
+    matmul,
+    row_sums,
+)
+from tessera import Tensor, f32, i32
 from tessera.graph.cuda import CudaProgram, text_of
 from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.cuda.program.node_kernels import NodeLaunch
@@ -22,11 +26,6 @@ tile = ts.tile
 @ts.kernel
 def add(x: Tensor["N"], w: Tensor["N"], y: Tensor["N"]):
     y[tile_n:tile_n + 16] = tile.load(x[tile_n:tile_n + 16]) + tile.load(w[tile_n:tile_n + 16])
-
-
-@ts.kernel
-def row_sums(x: Tensor["M", "N"], s: Tensor["M"]):
-    s[tile_m:tile_m + 4] = tile.row_sum(tile.load(x[tile_m:tile_m + 4, 0:N]))
 
 
 @ts.kernel
@@ -73,15 +72,6 @@ def scaled(x: Tensor["N"], y: Tensor["N"], a: f32):
 def dropped(x: Tensor["N"], y: Tensor["N"]):
     t = tile.load(x[tile_n:tile_n + 16])
     y[tile_n:tile_n + 16] = tile.dropout(t, 0.5) + tile.random_uniform(tile.arange(16))
-
-
-@ts.kernel
-def matmul(a: Tensor["M", "K", bf16], b: Tensor["K", "N", bf16]) -> Tensor["M", "N", f32]:
-    acc = tile.zeros((64, 64), f32)
-    for k in range(0, K, 64):
-        acc = tile.dot(tile.load(a[tile_m:tile_m + 64, k:k + 64]),
-                       tile.load(b[k:k + 64, tile_n:tile_n + 64]), acc)
-    return acc
 
 
 def into(kernel, shape, dtype="f32"):

@@ -9,6 +9,7 @@ import pytest
 import tessera as ts
 from graph_kernels import (
     add_one,
+    below,
     cube,
     cubed,
     doubled,
@@ -330,13 +331,6 @@ def test_an_index_that_is_data():
 
 
 # --- what kernels say -----------------------------------------------------------------------------
-@ts.kernel
-def below(x: Tensor["N", f32], limit: f32):
-    i = tile.linear_id()
-    if i < N:
-        assert x[i] < limit, f"x is {x[i]}"
-
-
 @ts.kernel
 def told(x: Tensor["N", f32], y: Tensor["N", f32]):
     if tile.linear_id() == 0:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import Tensor, UnsupportedTargetError, f32
+from tessera import ArgumentError, Tensor, UnsupportedTargetError, f32
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.kernels.generate_kernels import WRITERS
+from tessera.graph.cuda.kernels.kernel_kinds import kernel_kind, kernel_kinds, kinds_by_op
 from tessera.graph.cuda.launch_work import SORTS
 from tessera.graph.cuda.lower import MAKERS
 from tessera.tile.cuda.lower.warp_specialised.program import Refusal
@@ -101,8 +101,16 @@ class TestForms:
         assert host.work.read_bytes == 4 * 32 and host.reason.startswith("the host, ")
 
     def test_every_kind_of_group_has_its_sort(self):
-        made = set(MAKERS) - {"view", "empty", "offload", "fetch", "launch"}
-        assert made | set(WRITERS) == set(SORTS)
+        without = set(MAKERS) - {"view", "empty", "offload", "fetch", "launch"} - {*kernel_kinds()}
+        assert without == {*SORTS}
+
+    def test_every_kind_of_kernel_is_scheduled_and_every_op_is_of_one_kind(self):
+        kinds = kernel_kinds()
+        assert [k.name for k in kinds.values() if k.schedule is None and k.name not in MAKERS] == [
+            "update"]  # scheduled as elements are
+        assert len(kinds_by_op()) == sum(len(k.ops) for k in kinds.values())
+        with pytest.raises(ArgumentError, match="'sort' is declared twice"):
+            kernel_kind("sort", "sort", kinds["sort"].source)
 
     def test_a_gradient_of_many_rows_is_split_along_them(self, rng):
         """A weight of f32 had as many groups as its blocks, however many rows there were."""

@@ -11,6 +11,7 @@ import pytest
 
 import tessera as ts
 from fake_driver import driver as driver
+from lowered_functions import lowered, normal
 from ptx_harness import require_compiler
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import long_strips, strips
@@ -39,16 +40,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strips, "LARGE", 1)
 
 
-def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
-    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
-
-
 def gradients(x: Any, w: Any, b: Any, dy: Any) -> Any:
     return ts.vjp(ts.layernorm, x, w, b)[1](dy)
-
-
-def program(fn: Any, *xs: Any, target: Any = TARGET) -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*xs), target)
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -56,8 +49,8 @@ def program(fn: Any, *xs: Any, target: Any = TARGET) -> CudaProgram:
                                        (3072, 8)])
 def test_rows_are_read_once_for_the_result_and_the_sums(
         n: int, groups: int, debug: bool, rng: np.random.Generator) -> None:
-    x, dy, w, b = (_drawn(rng, *s) for s in ((201, n), (201, n), (n,), (n,)))
-    made = program(gradients, x, w, b, dy)
+    x, dy, w, b = (normal(rng, *s) for s in ((201, n), (201, n), (n,), (n,)))
+    made = lowered(gradients, x, w, b, dy)
     group = made.plan.groups[0]
     assert [g.kind for g in made.plan.groups] == ["strips", "columns"]
     rows = -(-201 // long_strips.STRIPS[groups])  # of some strips one less
@@ -79,9 +72,9 @@ def test_scaled_differences_are_fused_where_elements_have_16_bits(rng: np.random
     taken off first. Rows are far from zero."""
     n, x = 1024, 30 + rng.standard_normal((201, 1024)).astype(np.float32)
     given = [ts.cast(v, "bf16") for v in (
-        ts.tensor(x), _drawn(rng, n), _drawn(rng, n), _drawn(rng, 201, n))]
-    made = program(gradients, *given)
-    written = [source_of(program(gradients, *xs).plan.groups[0]).text.split("_w0", 1)[1]
+        ts.tensor(x), normal(rng, n), normal(rng, n), normal(rng, 201, n))]
+    made = lowered(gradients, *given)
+    written = [source_of(lowered(gradients, *xs).plan.groups[0]).text.split("_w0", 1)[1]
                for xs in (given, [ts.cast(v, "f32") for v in given])]
     assert " - " not in written[0] and " - " in written[1]
     dx, dw, db = (np.asarray(v, np.float64) for v in made.run(given))
@@ -98,7 +91,7 @@ def test_scaled_differences_are_fused_where_elements_have_16_bits(rng: np.random
 def test_other_rows_are_read_twice(rows: int, n: int, target: str) -> None:
     """Longer ones, no whole blocks, fewer rows than groups, and groups that have no cluster."""
     x, w = ts.Tensor[rows, n, "f32"], ts.Tensor[n, "f32"]
-    found = program(gradients, x, w, w, x, target=parse_target(target)).plan.groups
+    found = lowered(gradients, x, w, w, x, target=parse_target(target)).plan.groups
     assert [g.kind for g in found][:2] == ["rows", "strips"]
 
 
@@ -116,7 +109,7 @@ def test_rows_come_while_others_are_worked_on() -> None:
     assert [how.room_for(n, 1024) for n in (4096, 4097, 6144, 6145)] == [3, 2, 2, 0]
     for columns, want in ((512, (3, 2)), (1024, (3, 2))):
         x, w = ts.Tensor[192, columns, "f32"], ts.Tensor[columns, "f32"]
-        layer, rms = program(gradients, x, w, w, x), program(
+        layer, rms = lowered(gradients, x, w, w, x), lowered(
             lambda x, w, dy: ts.vjp(ts.rmsnorm, x, w)[1](dy), x, w, x)
         assert tuple(p.plan.groups[0].attr("under_way") for p in (layer, rms)) == want
 
@@ -124,7 +117,7 @@ def test_rows_come_while_others_are_worked_on() -> None:
 def test_a_row_is_written_between_the_statistics_of_the_next() -> None:
     """Where a group has a multiprocessor to itself: half of it behind each of two."""
     x, w = ts.Tensor[192, 512, "f32"], ts.Tensor[512, "f32"]
-    text = source_of(program(gradients, x, w, w, x).plan.groups[0]).text
+    text = source_of(lowered(gradients, x, w, w, x).plan.groups[0]).text
     loop = text[text.index("for i in range"):]
     found = re.findall(r"tile\.row_sum|V\d+\[m:m\+1, \d+:\d+\] =|tile\.barrier|cp_async\(v0", loop)
     kinds = [re.sub(r"V.*", "store", f) for f in found]
@@ -141,8 +134,8 @@ def test_two_groups_have_a_multiprocessor_or_rows_are_held_whole(
                         ("KEPT_BYTES", kept_kib << 10)):
         monkeypatch.setattr(long_strips, name, value)
     monkeypatch.setattr(strips, "WIDE", 512)
-    x, dy, w, b = (_drawn(rng, *s) for s in ((301, 512), (301, 512), (512,), (512,)))
-    made = program(gradients, x, w, b, dy)
+    x, dy, w, b = (normal(rng, *s) for s in ((301, 512), (301, 512), (512,), (512,)))
+    made = lowered(gradients, x, w, b, dy)
     group = made.plan.groups[0]
     assert group.kind == "strips" and dict(group.attrs).items() >= form.items()
     assert ("under_way" in dict(group.attrs)) == ("under_way" in form)
@@ -156,7 +149,7 @@ def test_two_groups_have_a_multiprocessor_or_rows_are_held_whole(
 def test_operands_that_leave_no_room_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = ts.Tensor[192, 512, "f32"], ts.Tensor[512, "f32"]
     monkeypatch.setattr(long_strips, "KEPT_BYTES", 222 << 10)
-    assert program(gradients, x, w, w, x).plan.groups[0].kind == "rows"
+    assert lowered(gradients, x, w, w, x).plan.groups[0].kind == "rows"
 
 
 @pytest.mark.parametrize("n, groups, many", [(1024 + 512, 4, 30), (3072, 8, 15), (768, 2, 66)])
@@ -165,7 +158,7 @@ def test_as_many_clusters_share_rows_as_run_at_one_time_on_the_card(
     """The card is asked about clusters of four groups and of eight; others are sure to run."""
     x, w = ts.Tensor[4096, n, "f32"], ts.Tensor[n, "f32"]
     with planning_for(Card(clusters=((2, 60), (4, 30), (8, 15)))):
-        group = program(gradients, x, w, w, x).plan.groups[0]
+        group = lowered(gradients, x, w, w, x).plan.groups[0]
     parts = -(-many * -(-4096 // (many * 128)))
     assert (group.attr("cluster"), group.attr("rows")) == (groups, -(-4096 // parts))
 

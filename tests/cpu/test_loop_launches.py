@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loop_programs
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from loop_programs import nested
 from lowering_cases import apart as apart
 from tessera.graph import host_loop
 from tessera.graph.cuda import CudaProgram
@@ -221,12 +223,7 @@ def test_a_sequence_that_lies_elsewhere_at_each_call_is_copied(driver, rng, monk
 
 def newton(x: Tensor, w: Tensor) -> Any:
     """What is carried passes from one to the other; the condition is of matrices."""
-    def goes_on(c: Any) -> Tensor:
-        y, before, n = c
-        return (ts.max(ts.abs(y - before)) > 1e-6) & (n < 50)
-
-    y, _, n = ts.while_loop(goes_on, lambda c: (0.5 * (c[0] + x / c[0]), c[0], c[2] + 1),
-                            (x, x + 1.0, ts.tensor(0, "int32")))
+    y, _, n = loop_programs.newton(x)
     return y @ w, n
 
 
@@ -247,17 +244,6 @@ def swapping(x: Tensor, w: Tensor) -> Any:
 def counted(x: Tensor, w: Tensor) -> Any:
     return ts.fori_loop(0, ts.cast(ts.sum(x * 0) + 5, "int64"),
                         lambda i, c: ts.tanh(c @ w) + ts.cast(i, "f32"), x)
-
-
-def nested(x: Tensor, w: Tensor) -> Any:
-    """Loops in loops of the other sort, and a loop in one of its own."""
-    def inner(c: Tensor) -> Tensor:
-        return ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 30.0, lambda c: c * 1.5 + 0.1, c)
-
-    rows = ts.scan(lambda c, _: (inner(c) * 0.1 @ w, c), x, None, length=3)
-    outer = ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 200.0, lambda c: inner(0.1 * c) + ts.scan(
-        lambda h, _: (h @ w + c, None), c, None, length=2)[0], x)
-    return rows, outer
 
 
 def never(x: Tensor, w: Tensor) -> Any:

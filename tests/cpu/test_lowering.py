@@ -8,6 +8,7 @@ import pytest
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import lowered
 from lowering_cases import CASES, arrays, check, expected, recurrent
 from lowering_cases import apart as apart
 from tessera import Tensor, bf16, f32
@@ -21,15 +22,11 @@ from tessera.graph.trace import apply
 from tolerance import assert_close
 
 
-def program(fn, *inputs, target="sm_90a"):
-    return CudaProgram(ts.jit(fn).graph(*inputs), target)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_compute_what_the_graph_means(name, rng):
     case = CASES[name]
     inputs = arrays(case, rng)
-    made = program(case.fn, *inputs)
+    made = lowered(case.fn, *inputs)
     check(case, made.run([x.array for x in inputs]), inputs)
     if case.kinds:
         assert [g.kind for g in made.plan.groups] == case.kinds.split()
@@ -73,7 +70,7 @@ def test_without_a_gpu_the_target_is_refused(no_gpu):
 # --- what has no kernel -------------------------------------------------------------------------
 def test_an_op_without_a_kernel_is_an_error_at_its_line():
     with pytest.raises(UnsupportedTargetError, match="has no kernel for GPUs") as info:
-        program(lambda x: apply(OPS["add"], x, x), ts.cast(ts.ones((8,)), "fp4_e2m1"))
+        lowered(lambda x: apply(OPS["add"], x, x), ts.cast(ts.ones((8,)), "fp4_e2m1"))
     assert info.value.where.file.endswith("test_lowering.py")
     assert info.value.message.startswith("add(fp4_e2m1[8]")
     assert 'target="cpu"' in info.value.hint
@@ -85,7 +82,7 @@ def test_effects_are_refused():
         return x * 2.0
 
     with pytest.raises(UnsupportedTargetError, match="has no form for GPUs"):
-        program(f, ts.ones(3))
+        lowered(f, ts.ones(3))
 
 
 def test_symbolic_extents_are_refused():
@@ -102,7 +99,7 @@ def test_temporaries_share_places():
             x = ts.softmax(ts.sin(x @ w))
         return x
 
-    plan = program(chain, ts.ones((64, 64)), ts.ones((64, 64))).plan
+    plan = lowered(chain, ts.ones((64, 64)), ts.ones((64, 64))).plan
     temporary = [b for b in plan.buffers if b.kind == "temporary"]
     assert len(temporary) == 9 and len({b.offset for b in temporary}) == 2
     assert plan.temporary_bytes == 2 * aligned(temporary[0]) < plan.unshared_bytes
@@ -113,7 +110,7 @@ def test_no_two_live_values_share_a_place(rng):
     """Each value is read only while its place is its own: checked over the order of the groups."""
     for name in ("heads", "sums", "feed forward", "gradient", "softmax of columns"):
         case = CASES[name]
-        plan = program(case.fn, *arrays(case, rng)).plan
+        plan = lowered(case.fn, *arrays(case, rng)).plan
         kinds = {b.name: b.kind for b in plan.buffers}
         holds: dict[str, ByteRange] = {}  # what lies in the block, and where
         for g in plan.groups:
@@ -129,7 +126,7 @@ def test_no_two_live_values_share_a_place(rng):
 
 def test_the_hash_follows_what_decides_the_kernels():
     def hash_of(scale, extent):
-        return program(lambda x: ts.exp(x) * scale, ts.ones(extent)).plan.hash
+        return lowered(lambda x: ts.exp(x) * scale, ts.ones(extent)).plan.hash
 
     assert hash_of(2.0, 8) == hash_of(2.0, 8)
     assert len({hash_of(2.0, 8), hash_of(3.0, 8), hash_of(2.0, 9)}) == 3
@@ -169,7 +166,7 @@ def test_the_schedule_says_why_a_kernel_has_its_form(target, fn, block, why):
 
 
 def test_equal_groups_share_a_kernel():
-    one, two = (program(lambda x: ts.exp(x) + 1.0, ts.ones((64, 64))) for _ in range(2))
+    one, two = (lowered(lambda x: ts.exp(x) + 1.0, ts.ones((64, 64))) for _ in range(2))
     assert one.launches[0].shared is two.launches[0].shared
 
 
@@ -188,7 +185,7 @@ def test_special_values_as_in_the_graph():
                lambda x: ts.maximum(x, 0.0) + ts.sign(x), lambda x: ts.isfinite(x),
                lambda x: (x - x) / (x - x), lambda x: ts.max(x, axis=-1)):
         want = ts.jit(fn)(ts.tensor(x)).array
-        (got,) = program(fn, ts.tensor(x)).run([x])
+        (got,) = lowered(fn, ts.tensor(x)).run([x])
         np.testing.assert_array_equal(got, want)
 
 
@@ -222,7 +219,7 @@ def test_the_oracle_is_the_node_by_node_graph(rng):
      lambda x, y: ts.take(y, ts.cast(x[0], "int32")), False),  # an index outside names its line
 ])
 def test_groups_share_a_kernel_when_names_alone_differ(one, two, alike):
-    last = [program(f, ts.ones((64, 64)), ts.ones((64, 64))).launches[-1].shared
+    last = [lowered(f, ts.ones((64, 64)), ts.ones((64, 64))).launches[-1].shared
             for f in (one, two)]
     assert (last[0] is last[1]) == alike
 
@@ -234,7 +231,7 @@ def test_layers_share_their_kernels(rng):
         return x
 
     x, *ws = (ts.tensor(rng.standard_normal((16, 16)).astype(np.float32)) for _ in range(5))
-    made = program(layers, x, ws)
+    made = lowered(layers, x, ws)
     texts = {launch.source.text for launch in made.launches}
     assert len(texts) == len(made.launches) == 8
     assert len({id(launch.shared) for launch in made.launches}) == 2
@@ -250,7 +247,7 @@ def test_layers_share_their_kernels(rng):
 def test_other_types_and_numbers_are_other_kernels():
     def kernels(*fns):
         return len({id(launch.shared) for f in fns for launch in
-                    program(f, ts.ones(300), ts.ones(300)).launches})
+                    lowered(f, ts.ones(300), ts.ones(300)).launches})
 
     assert kernels(lambda x, y: x * y, lambda a, b: a * b) == 1
     assert kernels(lambda x, y: x * y, lambda x, y: x - y) == 2
@@ -258,7 +255,7 @@ def test_other_types_and_numbers_are_other_kernels():
     assert kernels(lambda x, y: x * x - y, lambda x, y: x - y * y) == 2
     x, y = (ts.tensor(np.arange(n, n + 300, dtype=np.float32) ** 2) for n in (1, 2))
     for f in (lambda x, y: x - y, lambda x, y: y - x):
-        (got,) = program(f, x, y).run([x.array, y.array])
+        (got,) = lowered(f, x, y).run([x.array, y.array])
         np.testing.assert_array_equal(got, f(x.array, y.array))
     assert kernels(lambda x, y: x * 2.0, lambda x, y: x * 3.0) == 2
     assert kernels(lambda x, y: ts.cast(x, "bf16"), lambda x, y: ts.cast(x, "f16")) == 2
@@ -267,7 +264,7 @@ def test_other_types_and_numbers_are_other_kernels():
 def test_iterations_of_a_loop_share_their_kernels(rng):
     xs = ts.tensor(rng.standard_normal((30, 4, 8)).astype(np.float32))
     w = ts.tensor(rng.standard_normal((8, 8)).astype(np.float32))
-    made = program(lambda w, xs: recurrent(w, xs, ts.zeros((4, 8)))[0], w, xs)
+    made = lowered(lambda w, xs: recurrent(w, xs, ts.zeros((4, 8)))[0], w, xs)
     assert len({launch.shared for launch in made.launches}) < 20 < 30 < len(made.launches)
 
 

@@ -13,6 +13,7 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
+from lowered_functions import emulate, normal
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import (
     gathered_rows,
@@ -26,33 +27,8 @@ from tessera.graph.cuda.kernels import (
 )
 from tessera.graph.cuda.levels import emitted_of
 from tessera.graph.cuda.passes import matrix_transposes
-from tessera.graph.cuda.program.run import run_of
 from tessera.kernels import row_blocks
 from tolerance import assert_close
-
-
-def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", kind: str = "",
-            **options: Any) -> int:
-    """Every kernel of a function, or those of some kinds, on what it is given when the function
-    runs; how many. Exactly, but where a tolerance is given."""
-    options = {"rtol": 0.0, "atol": 0.0} | options
-    program = CudaProgram(ts.jit(fn).graph(*inputs), target)
-    memory = program._host_memory([x.array for x in inputs])
-    types = {b.name: b.type for b in program.plan.buffers}
-    emulated = 0
-    for launch in program.launches:
-        given = [ts.Tensor(run_of(memory[program.base(n)], types[n].dtype, shape, at), types[n])
-                 for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
-        if not kind or launch.group.kind in kind.split():
-            compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
-                    schedule=launch.group.schedule, **options)
-            emulated += 1
-        launch.kernel(*given)
-    return emulated
-
-
-def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 @pytest.mark.parametrize("shape, ids, axis", [

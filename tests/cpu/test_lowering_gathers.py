@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import both_ways, lowered
 from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.op import OPS
 from tessera.graph.ops.gather import SEGMENT_SUM
 from tessera.graph.trace import apply
 from tolerance import assert_close
-
-
-def program(fn: Any, *inputs: ts.Tensor) -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*inputs))
-
 
 PICKED = {
     "one of each row": lambda x, ids: ts.take_along_axis(x, ids[:, None], 1),
@@ -56,7 +52,7 @@ def test_sums_have_the_bits_of_the_cpu(shape, ids, axis, extent, dtype, rng):
         drawn.astype(np.float64 if dtype == "f64" else np.float32), dtype)
     places = ts.tensor(np.asarray(rng.integers(-extent, extent, ids), np.int64))
     fn = sums(axis, extent)
-    (got,) = program(fn, u, places).run([u.array, places.array])
+    (got,) = lowered(fn, u, places).run([u.array, places.array])
     want = fn(u, places).array
     assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
 
@@ -82,7 +78,7 @@ def test_blocks_leave_no_segment_out(rng):
     u = ts.tensor(rng.standard_normal((2, 4200, 1030)).astype(np.float32))
     ids = ts.tensor(rng.integers(0, 40, 4200))
     fn = sums(1, 60)
-    made = program(fn, u, ids)
+    made = lowered(fn, u, ids)
     (g,) = made.plan.groups
     assert g.kind == "segments" and g.grid[-1] > 1 and g.schedule.k_ < 4200
     (got,) = made.run([u.array, ids.array])
@@ -96,7 +92,7 @@ def test_blocks_leave_no_segment_out(rng):
 def test_an_index_outside_is_an_error(fn, bad):
     """As on the CPU: nothing is clamped or left out."""
     x, ids = ts.ones((5, 4)), np.array([0, 4, -5, 1, 2])
-    made = program(fn, x, ts.tensor(ids))
+    made = lowered(fn, x, ts.tensor(ids))
     made.run([x.array, ids])
     ids[3] = bad
     with pytest.raises(ts.AxisError, match=r"an index is outside of -5\.\.4") as info:
@@ -114,7 +110,7 @@ def test_gathers_of_one_line_share_a_kernel_and_each_line_has_its_own():
             x = ts.take(x, i)
         return ts.take(x, i)  # another line
 
-    made = program(fn, x, ids)
+    made = lowered(fn, x, ids)
     first, second, third, last = (launch.shared for launch in made.launches)
     assert first is second is third is not last
     for kernel, text in ((first, "x = ts.take(x, i)"), (last, "# another line")):
@@ -127,32 +123,24 @@ def test_a_gather_is_not_fused_away_from_its_reader(rng):
     """A cast behind it is a loop of its own; one of int32 ids in front of it is none."""
     table = ts.tensor(rng.standard_normal((9, 8)).astype(np.float32), "bf16")
     ids = ts.tensor(np.array([1, 8, -1], np.int32))
-    made = program(lambda t, i: ts.exp(ts.cast(ts.embedding(t, i), "f32")), table, ids)
+    made = lowered(lambda t, i: ts.exp(ts.cast(ts.embedding(t, i), "f32")), table, ids)
     assert [g.kind for g in made.plan.groups] == ["gather", "loop"]
     assert [str(r) for r in made.plan.groups[0].reads] == ["v0: bf16[1, 9, 8]", "v1: int32[3]"]
 
 
 def test_nothing_to_take_from_has_no_kernel():
     with pytest.raises(UnsupportedTargetError, match="no elements"):
-        program(lambda x, i: ts.take(x, i), ts.zeros((0, 4)), ts.zeros(3, "int64"))
+        lowered(lambda x, i: ts.take(x, i), ts.zeros((0, 4)), ts.zeros(3, "int64"))
 
 
 def test_nothing_taken_needs_no_kernel():
     x, ids = ts.ones((5, 4)), ts.zeros((0,), "int64")
-    made = program(lambda x, i: ts.take(x, i), x, ids)
+    made = lowered(lambda x, i: ts.take(x, i), x, ids)
     (got,) = made.run([x.array, ids.array])
     assert got.shape == (0, 4) and not made.plan.groups
 
 
 # --- segments and writes ----------------------------------------------------------------------
-def lowered(fn, *inputs):
-    """The results of the kernels, and of NumPy node by node."""
-    given = [x if isinstance(x, ts.Tensor) else ts.tensor(x) for x in inputs]
-    want = fn(*given)
-    return program(fn, *given).run([x.array for x in given]), \
-        [y.array for y in (want if isinstance(want, tuple) else (want,))]
-
-
 def segments(x, ids):
     return ts.segment_sum(x, ids, 5), ts.segment_max(x, ids, 5), ts.segment_min(x, ids, 5)
 
@@ -162,7 +150,7 @@ def segments(x, ids):
 def test_segments_of_every_type(kind, shape, rng):
     """Of no element too: some ids stand nowhere."""
     x = ts.cast(ts.tensor(rng.integers(0, 30, shape)), kind)
-    for got, want in zip(*lowered(segments, x, rng.choice([0, 2, -1], shape[0])), strict=True):
+    for got, want in zip(*both_ways(segments, x, rng.choice([0, 2, -1], shape[0])), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
 
@@ -179,17 +167,17 @@ def test_extrema_of_many_segments_are_those_of_runs(kind, rng):
         return (ts.segment_max(x, ids, 300), ts.segment_min(n, ids, 300),
                 ts.segment_sum(x, ids, 300))
 
-    for got, want in zip(*lowered(fn, x, numbers, ids), strict=True):
+    for got, want in zip(*both_ways(fn, x, numbers, ids), strict=True):
         np.testing.assert_array_equal(got, want)
-    groups = Counter(g.kind for g in program(fn, x, ts.tensor(numbers), ts.tensor(ids)).plan.groups)
-    assert groups["runs"] == 3 and groups["sort"] == groups["search"] == 1
-    few = program(lambda x, i: ts.segment_max(x, i, 9), x, ts.tensor(ids % 9))
+    groups = Counter(g.kind for g in lowered(fn, x, ts.tensor(numbers), ts.tensor(ids)).plan.groups)
+    assert groups["runs"] == 3 and groups["order"] == groups["search"] == 1
+    few = lowered(lambda x, i: ts.segment_max(x, i, 9), x, ts.tensor(ids % 9))
     assert "segments" in [g.kind for g in few.plan.groups]
 
 
 def test_segment_extrema_hand_nan_on(rng):
     x = np.array([1, np.nan, -np.inf, 4], np.float32)
-    for got, want in zip(*lowered(segments, x, np.array([0, 1, 1, 3])), strict=True):
+    for got, want in zip(*both_ways(segments, x, np.array([0, 1, 1, 3])), strict=True):
         np.testing.assert_array_equal(got, want)
 
 
@@ -215,14 +203,78 @@ def test_writes_keep_the_last_of_repeated_places(name, kind, rng):
     x = ts.cast(ts.tensor(rng.integers(0, 99, (6, 6))), kind)
     u = ts.cast(ts.tensor(rng.integers(0, 2, (6, 6)) * 55), kind)
     ids = np.array([1, -3, 1, 0, 3, 1])
-    for got, want in zip(*lowered(WRITES[name], x, ids, u), strict=True):
+    for got, want in zip(*both_ways(WRITES[name], x, ids, u), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
 
 
+BAGS = {
+    "repeated": (lambda t, i, d: ts.vjp(lambda t: ts.mean(t[i], axis=1), t)[1](d), (4100, 2)),
+    "a part of what is repeated": (lambda t, i, d: ts.vjp(lambda t: ts.sum(
+        ts.stack([t[i], t[i + 1]], 1), 2)[:, 1], t)[1](d), (2100, 2)),
+    "other way round": (lambda t, i, d: ts.vjp(lambda t: ts.sum(
+        ts.transpose(t[i], (1, 0, 2)), 0), t)[1](d), (1500, 3)),
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+@pytest.mark.parametrize("columns", [3, 40])
+def test_rows_that_are_repeated_are_summed_where_they_lie(name, columns, rng):
+    """Nothing writes them down as often as they are added."""
+    fn, shape = BAGS[name]
+    t, d = (ts.tensor(rng.standard_normal((n, columns)).astype(np.float32))
+            for n in (700, shape[0]))
+    ids = ts.tensor(rng.integers(0, 699, shape))
+    got, want = both_ways(fn, t, ids, d)
+    assert_close(got[0], want[0], "f32", n=64)
+    made = lowered(fn, t, ids, d).plan
+    assert max(np.prod(o.shape) for g in made.groups for o in (*g.reads, *g.writes)
+               if o.type.dtype.name == "f32") <= max(700, 2 * shape[0]) * columns
+
+
+FEW_WRITES = {
+    "rows": lambda x, i, u: ts.scatter(x, i, u),
+    "columns": lambda x, i, u: ts.scatter(ts.transpose(x), i, ts.transpose(u), axis=1),
+    "several axes": lambda x, i, u: ts.index_put(x, (i, i % 5), u[:, 0]),
+    "along an axis": lambda x, i, u: ts.put_along_axis(
+        x, ts.reshape(i, (1, -1)), ts.transpose(u[:, :1]), 0),
+    "into zeros": lambda x, i, u: ts.scatter(ts.zeros(x.shape, x.type), i, u),
+    "one number": lambda x, i, u: ts.scatter(x, i, 7),
+    "of what it is written into": lambda x, i, u: ts.scatter(x, i, x[:6]),
+}
+
+
+@pytest.mark.parametrize("kind", ["f32", "int64", "bool_"])
+@pytest.mark.parametrize("name", FEW_WRITES)
+def test_of_few_places_no_others_are_looked_at(name, kind, rng):
+    """The last of repeated ones stays; beside a copy of what was there."""
+    x = ts.cast(ts.tensor(rng.integers(0, 99, (90, 6))), kind)
+    u = ts.cast(ts.tensor(rng.integers(0, 2, (6, 6)) * 55), kind)
+    given = x, ts.tensor(np.array([1, -3, 1, 0, 88, 1])), u
+    for got, want in zip(*both_ways(FEW_WRITES[name], *given), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    kinds = [g.kind for g in lowered(FEW_WRITES[name], *given).plan.groups]
+    assert "write_places" in kinds, kinds
+
+
+def test_few_places_are_written_where_a_donated_array_lies(rng):
+    """No copy is made of what nobody reads again; what is read again is not written over."""
+    cache, rows = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((90, 6), (3, 6)))
+    ids = ts.tensor(np.array([4, 80, 4]))
+    step = lambda cache, i, u: ts.scatter(cache, i, u)  # noqa: E731
+    read = lambda cache, i, u: ts.scatter(cache, i, u) * cache  # noqa: E731
+    for fn, donate, launches in ((step, (0,), 1), (step, (), 2), (read, (0,), 2)):
+        made = CudaProgram(ts.jit(fn).graph(cache, ids, rows), donated=donate)
+        groups = [g for g in made.plan.groups if g.kind == "write_places"]
+        assert len(groups) == launches
+        (got,) = made.run([np.array(cache.array), ids.array, rows.array])
+        np.testing.assert_array_equal(got, fn(cache, ids, rows).array)
+
+
 def test_writing_nothing_gives_what_was_there(rng):
     x = rng.standard_normal((4, 3)).astype(np.float32)
-    (got,), _ = lowered(lambda x, i, u: ts.scatter(x, i, u) * 2.0, x, np.zeros(0, np.int64),
+    (got,), _ = both_ways(lambda x, i, u: ts.scatter(x, i, u) * 2.0, x, np.zeros(0, np.int64),
                         np.zeros((0, 3), np.float32))
     np.testing.assert_array_equal(got, 2 * x)
 
@@ -231,7 +283,7 @@ def test_a_place_outside_is_an_error_at_its_line():
     fn = lambda x, i: ts.scatter(x, i, 1.0)  # noqa: E731
     x, ids = ts.zeros((4, 3)), ts.tensor(np.array([0, 4]))
     with pytest.raises(ts.TesseraError, match="outside of -4..3"):
-        program(fn, x, ids).run([x.array, ids.array])
+        lowered(fn, x, ids).run([x.array, ids.array])
 
 
 @pytest.mark.parametrize("shape, size", [((7,), (3,)), ((4, 6), (2, 3)), ((4, 6), (4, 1))])
@@ -249,9 +301,9 @@ def test_a_block_is_written_over_an_operand_that_nobody_reads_again(shape, size,
 
     given = [ts.tensor(a) for a in (x, u, starts)]
     for fn, kind, count in ((once, "update", 1), (kept, "elements", 1)):
-        made, want = lowered(fn, *given)
+        made, want = both_ways(fn, *given)
         assert_close(made[0], want[0], "f32", n=2)
-        kinds = [g.kind for g in program(fn, *given).plan.groups]
+        kinds = [g.kind for g in lowered(fn, *given).plan.groups]
         assert kinds.count(kind) == count, kinds
 
 
@@ -267,7 +319,7 @@ def test_a_block_is_written_over_an_operand_that_nobody_reads_again(shape, size,
 def test_an_index_outside_is_an_error_with_its_bounds(fn, at, bounds):
     x, ids = ts.zeros((5, 2)), ts.tensor(np.array(at))
     with pytest.raises(ts.TesseraError, match=f"outside of {bounds}"):
-        program(fn, x, ids).run([x.array, ids.array])
+        lowered(fn, x, ids).run([x.array, ids.array])
 
 
 @pytest.mark.parametrize("indptr", [[0, 2, 1, 4], [1, 2, 3, 4], [0, 1, 2, 3]])
@@ -293,7 +345,7 @@ def test_numbers_of_rows_are_computed_where_rows_repeat_them(fn, kinds, rng):
     args = x.astype(np.float32), s.astype(np.float32), k.astype(np.int32)
     program = CudaProgram(ts.jit(fn).graph(*args))
     assert [g.kind for g in program.plan.groups] == kinds
-    for got, want in zip(*lowered(fn, *args), strict=True):
+    for got, want in zip(*both_ways(fn, *args), strict=True):
         assert_close(got, want, "f32", n=70)
 
 

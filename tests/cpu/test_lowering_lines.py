@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import both_ways
 from tessera import Tensor, bf16
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import key_merges, row_order, scans, sorting
@@ -15,15 +16,6 @@ from tessera.graph.trace import apply
 from tolerance import assert_close
 
 KINDS = ["f32", "f64", "bf16", "int64", "int32", "uint8", "bool_"]
-
-
-def lowered(fn, *arrays):
-    """The results of the kernels, and of NumPy node by node."""
-    inputs = [a if isinstance(a, ts.Tensor) else ts.tensor(a) for a in arrays]
-    made = CudaProgram(ts.jit(fn).graph(*inputs)).run([x.array for x in inputs])
-    want = fn(*inputs)
-    want = want if isinstance(want, tuple) else (want,)
-    return made, [y.array for y in want]
 
 
 def line_of(kind, shape, rng, ties=6):
@@ -48,7 +40,7 @@ def assert_same(made, want):
 @pytest.mark.parametrize("descending", [False, True])
 def test_order_with_ties_and_nan(kind, descending, rng):
     x = line_of(kind, (3, 13), rng)
-    assert_same(*lowered(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, 0, descending)), x))
+    assert_same(*both_ways(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, 0, descending)), x))
 
 
 @pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 33, 70])
@@ -63,7 +55,7 @@ def test_long_lines_are_runs_that_are_merged(n, kind, few, merged, rng, monkeypa
     monkeypatch.setattr(row_order, "MOST_OF_RUN", few)
     monkeypatch.setattr(key_merges, "MERGED", merged)
     x = line_of(kind, (3, n), rng)
-    made, want = lowered(lambda x: (ts.argsort(x), ts.argsort(x, 1, True), ts.sort(x),
+    made, want = both_ways(lambda x: (ts.argsort(x), ts.argsort(x, 1, True), ts.sort(x),
                                     *ts.top_k(x, min(n, 3)), *ts.top_k(x, 1, largest=False)), x)
     assert_same(made, want)
 
@@ -75,7 +67,7 @@ def test_keys_of_runs_become_those_of_lines(n, descending, rng, monkeypatch):
     monkeypatch.setattr(row_order, "RUN_WORDS", 1024)
     monkeypatch.setattr(row_order, "FIRST_WORDS", 1024)
     x = line_of("f16", (2, n), rng)
-    made, want = lowered(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, -1, descending),
+    made, want = both_ways(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, -1, descending),
                                     *ts.top_k(x, 3, -1, descending)), x)
     assert_same(made, want)
     signs = [np.signbit(y.astype(np.float64))[y == 0] for y in (made[1], want[1])]
@@ -124,7 +116,7 @@ def test_sorted_elements_are_those_that_were_there(kind, descending, rng):
     if dtype.kind in ("int", "uint"):
         ends = np.array([dtype.min, dtype.max])[rng.integers(0, 2, x.shape)]
         x = ts.tensor(np.where(rng.random(x.shape) < 0.2, ends, x.array).astype(x.array.dtype))
-    made, want = lowered(lambda x: (ts.sort(x, -1, descending), *ts.top_k(x, 5, -1, descending),
+    made, want = both_ways(lambda x: (ts.sort(x, -1, descending), *ts.top_k(x, 5, -1, descending),
                                     ts.argsort(x, 0, descending), ts.sort(x, 0, descending)), x)
     assert_same(made, want)
     for got, w in ((made[0], want[0]), (made[4], want[4])):
@@ -135,7 +127,7 @@ def test_sorted_elements_are_those_that_were_there(kind, descending, rng):
 
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
 def test_order_of_nothing(shape):
-    assert_same(*lowered(lambda x: ts.argsort(x, 0), np.zeros(shape, np.float32)))
+    assert_same(*both_ways(lambda x: ts.argsort(x, 0), np.zeros(shape, np.float32)))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -143,7 +135,7 @@ def test_order_of_nothing(shape):
 def test_searches(side, n, rng):
     line = np.sort(rng.integers(0, 5, n).astype(np.float32))
     values = np.array([-1, 0, 1.5, 2, 4, 9, np.nan, np.inf], np.float32)
-    assert_same(*lowered(lambda a, b: ts.searchsorted(a, b, side), line, values))
+    assert_same(*both_ways(lambda a, b: ts.searchsorted(a, b, side), line, values))
 
 
 # --- positions and reductions -----------------------------------------------------------------
@@ -151,20 +143,20 @@ def test_searches(side, n, rng):
 @pytest.mark.parametrize("shape, axis", [((3, 13), 1), ((5, 7), 0), ((2, 9, 3), 1), ((1, 1), 0)])
 def test_positions_of_extrema(kind, shape, axis, rng):
     x = line_of(kind, shape, rng)
-    assert_same(*lowered(lambda x: (ts.argmax(x, axis), ts.argmin(x, axis)), x))
+    assert_same(*both_ways(lambda x: (ts.argmax(x, axis), ts.argmin(x, axis)), x))
 
 
 def test_positions_in_lines_longer_than_a_block(rng):
     x = rng.integers(0, 50, (2, 70_000)).astype(np.float32)
     x[1, 69_000] = np.nan
-    assert_same(*lowered(lambda x: (ts.argmax(x, 1), ts.argmin(x, 1)), x))
+    assert_same(*both_ways(lambda x: (ts.argmax(x, 1), ts.argmin(x, 1)), x))
 
 
 def test_positions_in_columns_longer_than_a_block(rng):
     """Of places of a block, each with the first that it saw, the first of all wins."""
     x = rng.integers(0, 9, (2, 1030, 5)).astype(np.float32)
     x[1, [700, 130], 2], x[0, :, 3] = np.nan, -np.inf
-    assert_same(*lowered(lambda x: (ts.argmax(x, 1), ts.argmin(x, 1)), x))
+    assert_same(*both_ways(lambda x: (ts.argmax(x, 1), ts.argmin(x, 1)), x))
 
 
 def test_positions_are_looked_for_where_elements_are_narrow():
@@ -176,12 +168,12 @@ def test_positions_are_looked_for_where_elements_are_narrow():
 @pytest.mark.parametrize("axis", [0, 1, (0, 2), None])
 def test_any_and_all(axis, rng):
     x = rng.random((3, 5, 2)) < 0.6
-    assert_same(*lowered(lambda x: (ts.any(x, axis), ts.all(x, axis, keepdims=True)), x))
+    assert_same(*both_ways(lambda x: (ts.any(x, axis), ts.all(x, axis, keepdims=True)), x))
 
 
 @pytest.mark.parametrize("shape, axis", [((0,), 0), ((3, 0), 1), ((0, 3), 0), ((2, 0, 3), (0, 1))])
 def test_reductions_of_nothing(shape, axis):
-    made = lowered(lambda x: (ts.sum(x, axis), ts.prod(x, axis), ts.any(x > 0, axis),
+    made = both_ways(lambda x: (ts.sum(x, axis), ts.prod(x, axis), ts.any(x > 0, axis),
                               ts.all(x > 0, axis)), np.zeros(shape, np.float32))
     assert_same(*made)
 
@@ -256,7 +248,7 @@ def test_what_a_scan_alone_reads_is_made_in_it(rng):
                       (known, ["scan"])):
         program = CudaProgram(ts.jit(fn).graph(a, b, v))
         assert [g.kind for g in program.plan.groups] == kinds
-        for got, want in zip(*lowered(fn, a, b, v), strict=True):
+        for got, want in zip(*both_ways(fn, a, b, v), strict=True):
             assert_close(got, want, "f32", n=64)
 
 
@@ -273,17 +265,17 @@ def test_recurrences_of_infinite_factors_down_columns(rng):
 @pytest.mark.parametrize("kind", ["int32", "int64", "uint8", "f64", "bf16"])
 def test_running_types(name, kind, form, rng):
     x = ts.cast(ts.tensor(rng.integers(1, 3, (2, 11))), kind)
-    (got,), (want,) = lowered(lambda x: RUNNING[name](x, 1), x)
+    (got,), (want,) = both_ways(lambda x: RUNNING[name](x, 1), x)
     assert got.dtype == want.dtype
     assert_close(got, want, kind, n=11)
-    (got,), _ = lowered(lambda x: RUNNING[name](x, 0), ts.transpose(x))
+    (got,), _ = both_ways(lambda x: RUNNING[name](x, 0), ts.transpose(x))
     assert_close(got.T, want, kind, n=11)
 
 
 def test_sums_of_stored_numbers_are_one_kernel(rng):
     """Read and written in 16 bits, unless something else reads them in 32, or saturates."""
     x = ts.cast(ts.tensor(rng.standard_normal((3, 70)).astype(np.float32)), "bf16")
-    (got,), (want,) = lowered(lambda x: ts.cumsum(x, 1), x)
+    (got,), (want,) = both_ways(lambda x: ts.cumsum(x, 1), x)
     assert_close(got, want, "bf16", n=70)
 
     def kinds(fn):
@@ -296,7 +288,7 @@ def test_sums_of_stored_numbers_are_one_kernel(rng):
     assert kinds(lambda x: (wide(x), ts.cast(wide(x), "bf16"))) == ["scan", "loop"]
     assert kinds(lambda x: ts.cast(wide(x), "f16 @saturate")) == ["scan", "loop"]
     assert kinds(lambda x: ts.cumsum(x, 0)) == kinds(lambda x: ts.logcumsumexp(x, 0)) == ["scan"]
-    (got,), (want,) = lowered(lambda x: ts.cumsum(x, 0), x)
+    (got,), (want,) = both_ways(lambda x: ts.cumsum(x, 0), x)
     assert_close(got, want, "bf16", n=3)
     for axis in (0, 1):
         assert kinds(lambda x, a=axis: ts.cumprod(x, a)) == ["loop", "scan"]  # made in f32
@@ -307,24 +299,24 @@ def test_running_sums_of_rows_of_several_blocks(n, rng, monkeypatch):
     monkeypatch.setattr(scans, "ROW_BLOCK", 16)
     x = rng.standard_normal((5, n))
     x[1, 3], x[2, 20 % n], x[2, 16] = np.inf, np.nan, -np.inf
-    made, want = lowered(lambda x: (ts.cumsum(x, 1), ts.cumprod(x, 1)), x)
+    made, want = both_ways(lambda x: (ts.cumsum(x, 1), ts.cumprod(x, 1)), x)
     for got, w in zip(made, want, strict=True):
         np.testing.assert_allclose(got, w, rtol=1e-12, atol=1e-12)
 
 
 def test_running_extrema_of_nan_and_ties(form, rng):
     x = line_of("f32", (4, 23), rng)
-    assert_same(*lowered(lambda x: (ts.cummax(x, 1), ts.cummin(x, 1)), x))
-    assert_same(*lowered(lambda x: (ts.cummax(x, 0), ts.cummin(x, 0)), ts.transpose(x)))
+    assert_same(*both_ways(lambda x: (ts.cummax(x, 1), ts.cummin(x, 1)), x))
+    assert_same(*both_ways(lambda x: (ts.cummax(x, 0), ts.cummin(x, 0)), ts.transpose(x)))
 
 
 def test_running_sums_of_infinities(form):
     inf = np.inf
     x = np.array([[-inf, -inf, 1, inf, 2], [-inf, 0, 0, -inf, np.nan]], np.float32)
-    (got,), (want,) = lowered(lambda x: ts.logcumsumexp(x, 1), x)
+    (got,), (want,) = both_ways(lambda x: ts.logcumsumexp(x, 1), x)
     assert_close(got, want, "f32", n=5)
     first = np.array([np.nan, 0.5, inf, 2], np.float32)  # nothing stands before the first element
-    (got,), (want,) = lowered(lambda a: ts.linear_recurrence(a, np.ones(4, np.float32)), first)
+    (got,), (want,) = both_ways(lambda a: ts.linear_recurrence(a, np.ones(4, np.float32)), first)
     np.testing.assert_array_equal(got, want)
 
 
@@ -335,15 +327,15 @@ def test_recurrences_of_infinite_factors(form, rng):
                   [1, 1, inf, 1, 0, 1], [inf, 2, inf, 3, 1, 1]], f)
     b = np.array([[0, 1, 2, 3, 4, 5], [1, 2, 0, 0, 1, 1], [0, 0, 0, 0, 0, 3], [0, 1, 1, 0, 2, 0],
                   [0, 1, 2, 3, 4, 5]], f)
-    (got,), (want,) = lowered(lambda a, b: ts.linear_recurrence(a, b, axis=1), a, b)
+    (got,), (want,) = both_ways(lambda a, b: ts.linear_recurrence(a, b, axis=1), a, b)
     np.testing.assert_array_equal(got, want)
     assert np.isnan(want[0, 1]) and want[2, 5] == 3 and want[4, 2] == inf
     a, b = rng.choice([0, 1, -1, 0.5, inf], (40, 30)), rng.choice([0, 1, -1], (40, 30))
     a[:, 3:] = np.where(np.isinf(a[:, 3:]) & (rng.random((40, 27)) < 0.8), 1, a[:, 3:])
-    (got,), (want,) = lowered(lambda a, b: ts.linear_recurrence(a, b, axis=1), a.astype(f),
+    (got,), (want,) = both_ways(lambda a, b: ts.linear_recurrence(a, b, axis=1), a.astype(f),
                               b.astype(f))
     assert_close(got, want, "f32", n=30, scale=8)
-    (got,), _ = lowered(lambda a, b: ts.linear_recurrence(a, b, axis=0), a.T.astype(f).copy(),
+    (got,), _ = both_ways(lambda a, b: ts.linear_recurrence(a, b, axis=0), a.T.astype(f).copy(),
                         b.T.astype(f).copy())
     assert_close(got.T, want, "f32", n=30, scale=8)
     assert np.isnan(want).sum() > 100 and np.isfinite(want).sum() > 100
@@ -360,7 +352,7 @@ def test_sums_at_places_of_long_lines(shape, axis, monkeypatch, rng):
         return (ts.grad(lambda x: ts.sum(ts.sort(x, axis) ** 3))(x),
                 ts.grad(lambda x: ts.sum(ts.take_along_axis(x, ids, axis) * x))(x))
 
-    for got, want in zip(*lowered(gradients, x, ids), strict=True):
+    for got, want in zip(*both_ways(gradients, x, ids), strict=True):
         assert_close(got, want, "f32", n=20)
     made = CudaProgram(ts.jit(gradients).graph(ts.tensor(x), ts.tensor(ids)))
     assert {"sort", "scan", "search"} <= {g.kind for g in made.plan.groups}
@@ -369,7 +361,8 @@ def test_sums_at_places_of_long_lines(shape, axis, monkeypatch, rng):
 def test_sums_at_places_of_integers(monkeypatch, rng):
     monkeypatch.setattr(sorting, "LONG_LINE", 4)
     x, ids = rng.integers(0, 99, (2, 9)), rng.integers(0, 5, (2, 9))
-    (got,), (want,) = lowered(lambda x, i: apply(OPS["add_along"], x, i, axis=1, extent=5), x, ids)
+    add = OPS["add_along"]
+    (got,), (want,) = both_ways(lambda x, i: apply(add, x, i, axis=1, extent=5), x, ids)
     np.testing.assert_array_equal(got, want)
 
 
@@ -382,7 +375,7 @@ def test_one_place_of_a_line_is_elementwise(axis, rng):
     def gradient(x, ids):
         return ts.grad(lambda x: ts.sum(ts.take_along_axis(ts.log_softmax(x, axis), ids, axis)))(x)
 
-    (got,), (want,) = lowered(gradient, x, ids)
+    (got,), (want,) = both_ways(gradient, x, ids)
     assert_close(got, want, "f32", n=6)
     program = CudaProgram(ts.jit(gradient).graph(x, ids))
     assert "elements" not in {g.kind for g in program.plan.groups}
@@ -396,7 +389,7 @@ def test_one_place_of_a_line_is_elementwise(axis, rng):
     (lambda x: ts.segment_sum(x, ts.tensor([0, 1, 0]), 2), "uint16", 40000)])
 def test_sums_of_narrow_integers_wrap(fn, kind, number):
     x = ts.full((3, 11), number, kind)
-    assert_same(*lowered(fn, x))
+    assert_same(*both_ways(fn, x))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -406,13 +399,13 @@ def test_one_number_all_along_a_line(axis, form, rng):
     for fn in (lambda x: ts.linear_recurrence(ts.full_like(x, 0.9), x, axis),
                lambda x: ts.linear_recurrence(ts.sigmoid(x), ts.ones_like(x), axis),
                ts.grad(lambda x: ts.sum(ts.cumprod(x, axis)))):
-        (got,), (want,) = lowered(fn, x)
+        (got,), (want,) = both_ways(fn, x)
         assert_close(got, want, "f32", n=20)
 
 
 def test_known_sums_of_16_bits_are_those_of_the_graph():
     """They were folded in bf16, in which 256 + 1 is 256."""
-    (got,), (want,) = lowered(lambda x: x + ts.cumsum(ts.ones(600, "bf16"), 0), np.float32(0))
+    (got,), (want,) = both_ways(lambda x: x + ts.cumsum(ts.ones(600, "bf16"), 0), np.float32(0))
     np.testing.assert_array_equal(got, want)
     assert got[-1] == 600.0
 
@@ -424,10 +417,10 @@ def test_lines_of_one_element(shape):
     for fn in (ts.cumprod, ts.logcumsumexp, ts.prod, lambda x, axis: ts.diff(x, axis=axis),
                lambda x, axis: ts.linear_recurrence(x * 2, x, axis)):
         slope = ts.grad(lambda x, fn=fn: ts.sum(ts.sin(fn(x, len(shape) - 1))))
-        (got,), (want,) = lowered(slope, x)
+        (got,), (want,) = both_ways(slope, x)
         assert_close(got, want, "f32", n=4)
 
 
 def test_norms_of_rows_of_nothing():
-    (got,), (want,) = lowered(lambda x: ts.rmsnorm(x, ts.ones(0)), np.zeros((3, 0), np.float32))
+    (got,), (want,) = both_ways(lambda x: ts.rmsnorm(x, ts.ones(0)), np.zeros((3, 0), np.float32))
     assert_same([got], [want])

@@ -10,6 +10,7 @@ import tessera as ts
 from fake_gpu import Copies
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from loop_programs import newton
 from lowering_cases import apart as apart
 from tessera import Tensor, f32
 from tessera.errors import UnsupportedTargetError
@@ -49,16 +50,6 @@ def short(monkeypatch):
     monkeypatch.setattr(host_loop, "LONG", 0)
 
 
-def newton(x):
-    """The square root, until nothing changes by more than 1e-6."""
-    def goes_on(c):
-        y, before, n = c
-        return (ts.max(ts.abs(y - before)) > 1e-6) & (n < 50)
-
-    return ts.while_loop(goes_on, lambda c: (0.5 * (c[0] + x / c[0]), c[0], c[2] + 1),
-                         (x, x + 1.0, ts.tensor(0, "int32")))
-
-
 def test_a_while_loop(gpu, rng):
     x = ts.tensor(rng.uniform(0.5, 4, 7).astype(np.float32))
     check(newton, x)
@@ -85,7 +76,7 @@ def test_the_schedule_says_who_goes_on():
     text = text_of("schedule", graph, "sm_90a")
     assert "as long as while_loop goes on, by a node of the CUDA graph; where none is recorded, " \
         "the host reads the condition back before each iteration" in text
-    assert "while_loop" in text and "test_lowering_loops.py" in text
+    assert "while_loop" in text and "loop_programs.py" in text
 
 
 def rnn(w, xs, h):

@@ -12,6 +12,7 @@ import tessera.numerics as tn
 from fake_gpu import Copies
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import kinds, lowered
 from tessera import Tensor, config, f32
 from tessera.errors import DTypeError, PolicyError, UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram, text_of
@@ -240,14 +241,6 @@ def test_packed_tensors_on_a_gpu_are_read_and_written_where_they_lie(gpu, driver
 
 
 # --- matmuls of few rows --------------------------------------------------------------------------
-def program(f, *xs):
-    return CudaProgram(ts.jit(f).graph(*xs))
-
-
-def kinds(made):
-    return [g.kind for g in made.plan.groups]
-
-
 def values(x):
     return np.asarray(tn.decode(x.array, x.dtype), np.float64)
 
@@ -263,7 +256,7 @@ def test_few_rows_read_packed_weights_as_they_lie(kind, wide, rng):
     scale = np.abs(values(x)) @ np.abs(values(w)).T
     for f in (lambda x, w: ts.cast(x, wide) @ ts.cast(w, wide).T,
               lambda x, w: ts.cast(x, wide) @ ts.cast(ts.transpose(w), wide)):
-        made = program(f, x, w)
+        made = lowered(f, x, w)
         assert kinds(made) == ["launch"]
         (y,) = made.run([x.array, w.array])
         eps = 2.0 ** -{"bf16": 8, "f16": 11, "f32": 23}[wide]
@@ -277,7 +270,7 @@ def test_few_rows_read_packed_weights_as_they_lie(kind, wide, rng):
 def test_scales_of_rows_are_the_kernels(scaled, steps, rng):
     w = ts.tensor(rng.standard_normal((40, 96)).astype(np.float32), scaled)
     x = ts.tensor(rng.standard_normal((5, 96)).astype(np.float32), "bf16")
-    made = program(lambda x, w: x @ w.T, x, w)
+    made = lowered(lambda x, w: x @ w.T, x, w)
     assert kinds(made) == steps
     (y,) = made.run([x.array, w.array, np.asarray(w.scale.array)])
     want = values(x) @ w.numpy().astype(np.float64).T
@@ -301,7 +294,7 @@ def test_other_matmuls_with_packed_weights(rng):
             (lambda x, w: x @ ts.cast(ts.cast(w, "fp8_e5m2"), "bf16").T, (few, w), False),
             (lambda x, w: x @ ts.cast(ts.cast(w, "fp4_e2m1"), "bf16").T, (few, w), False),
             (is_read_twice, (few, w), True)):
-        made = program(f, *args)
+        made = lowered(f, *args)
         assert ("launch" in kinds(made)) == launches
         got, want = made.run([a.array for a in args]), ts.jit(f)(*args)
         for y, z in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
@@ -361,7 +354,7 @@ def test_codes_of_another_order_are_the_same_numbers(kind, beside, rng):
             (lambda x, w: w[3:9, 64:], None), (lambda x, w: ts.reshape(w, (16, 2560)), None),
             (lambda x, w: ts.cast(w[::2, 1:], "f32"), None), (lambda x, w: ts.cast(w, kind), None),
             (lambda x, w: ts.cast(ts.cast(x, "f32"), text), None), (lambda x, w: w, [])):
-        made = program(f, x, laid)
+        made = lowered(f, x, laid)
         (got,), (want,) = made.run([x.array, laid.array]), run(f, x, plain)
         assert steps is None or kinds(made) == steps
         if steps == ["launch"]:
@@ -371,7 +364,7 @@ def test_codes_of_another_order_are_the_same_numbers(kind, beside, rng):
             assert steps is not None or "launch" not in kinds(made)
             np.testing.assert_array_equal(bits(got), bits(want))
     with config.scope(debug=True):
-        assert "launch" not in kinds(program(product, x, laid))
+        assert "launch" not in kinds(lowered(product, x, laid))
 
 
 def test_what_lies_in_another_order_is_read_and_written_in_rows(gpu, driver, rng):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from device_kernels import fresh
 from fake_gpu import Cupy
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
@@ -26,11 +27,6 @@ def double(x: Tensor["n", f32]):
 @ts.kernel
 def add(x: Tensor["n", f32], y: Tensor["n", f32]):
     x[tile_n:tile_n+64] = ts.tile.load(x[tile_n:tile_n+64]) + ts.tile.load(y[tile_n:tile_n+64])
-
-
-def fresh(kernel):
-    """The same kernel, never called: it meets this test's fake driver."""
-    return ts.kernel(kernel.fn)
 
 
 @pytest.fixture

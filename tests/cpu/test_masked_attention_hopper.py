@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from attention_cases import numbers
 from hopper_lowering import Known, distance, program, run
 from tessera import bf16, f32
 from tessera.kernels.attention import attention, cross_attention
@@ -23,10 +24,6 @@ MASKS: dict = {
     "tile": {k: {"m"} for k in (attention, cross_attention, attention_queries, attention_keys)}}
 
 
-def numbers(rng, *shape):
-    return rng.standard_normal(shape).astype(bf16.numpy)
-
-
 @pytest.mark.parametrize("kind, T, causal, dtype", [
     ("line", 136, False, f32), ("line", 200, True, f32), ("tile", 136, False, bf16),
     ("tile", 200, True, bf16), ("tile", 136, False, f32)])
@@ -34,8 +31,8 @@ def test_kernels_against_f64(kind, T, causal, dtype, rng):
     """136 queries of four heads, two of which share keys, in two sequences; one query sees nothing
     of a matrix. Tiles come with the keys or queries whose products they meet."""
     B, H, S, D = 2, 2, 136, 64
-    q, g = numbers(rng, B * H, S, D), numbers(rng, B * H, S, D)
-    k, v = numbers(rng, B, T, D), numbers(rng, B, T, D)
+    q, g = numbers(rng, bf16, B * H, S, D), numbers(rng, bf16, B * H, S, D)
+    k, v = numbers(rng, bf16, B, T, D), numbers(rng, bf16, B, T, D)
     M = rng.standard_normal((H, S, T) if kind == "tile" else (B, T)).astype(dtype.numpy)
     M[rng.random(M.shape) < 0.3] = -math.inf
     M[..., 1] = 0.0

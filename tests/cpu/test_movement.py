@@ -13,6 +13,7 @@ import tessera as ts
 from fake_gpu import Copies
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import normal
 from lowering_cases import apart as apart
 from tessera.runtime import offloaded
 from tessera.state.movement_plan import clear_plan
@@ -25,10 +26,6 @@ LATE = pytest.mark.parametrize("late", ["", "copies", "kernels"])
 @pytest.fixture(autouse=True)
 def nothing_planned() -> None:
     clear_plan()
-
-
-def normal(rng: np.random.Generator, *shape: int) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 def freed(driver: Any, monkeypatch: Any) -> list[int]:

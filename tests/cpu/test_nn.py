@@ -12,13 +12,9 @@ import scipy.special
 import tessera as ts
 from derivatives import assert_derivatives
 from tessera.errors import ArgumentError, AxisError, DTypeError, ShapeError
-from tolerance import assert_close
+from tolerance import assert_close, f64
 
 BF16 = ml_dtypes.bfloat16
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
 
 
 def normal(rng, *shape, scale=1.0):

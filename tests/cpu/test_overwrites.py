@@ -13,6 +13,7 @@ import pytest
 
 import tessera as ts
 from emulator import run as run_emulated
+from lowered_functions import lowered, normal
 from tessera import Tensor, tile
 from tessera.bench.catalogue import MODELS
 from tessera.bench.models.record import StepModel, shapes_of
@@ -32,14 +33,6 @@ from tessera.tile.launch.machine_code import emit_request
 from tolerance import assert_close
 
 MIB = 1 << 20
-
-
-def program(fn: Callable, *inputs: Any, donated: Any = (), target: str = "sm_90a") -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*inputs), target, donated)
-
-
-def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 def written_over(made: CudaProgram) -> list[str]:
@@ -87,7 +80,7 @@ def chain(x: Any, w: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_rows_are_written_where_their_operand_lay(dtype: str, rng: np.random.Generator) -> None:
     x, w = normal(rng, 48, 32, dtype=dtype), normal(rng, 32, 32, dtype=dtype)
-    made = program(chain, x, w)
+    made = lowered(chain, x, w)
     assert written_over(made) == ["rows"]
     one = -(-48 * 32 * w.dtype.bits // 8 // 256) * 256
     assert made.plan.temporary_bytes == one
@@ -105,7 +98,7 @@ def test_rows_are_written_where_their_operand_lay(dtype: str, rng: np.random.Gen
 def test_the_interpreter_has_one_memory_for_both(rng: np.random.Generator) -> None:
     """So a kernel that read what it has written already would show."""
     x, w = normal(rng, 48, 32), normal(rng, 32, 32)
-    made = program(chain, x, w)
+    made = lowered(chain, x, w)
     memory = made._host_memory([x.array, w.array])
     (over,) = [b for b in made.plan.buffers if b.over]
     assert np.shares_memory(memory[over.name], memory[over.over])
@@ -147,7 +140,7 @@ def other_rows(x: Any, w: Any) -> Any:
     (other_rows, 20.0 * 32)])
 def test_what_is_not_written_over(fn: Callable, scale: float, rng: np.random.Generator) -> None:
     x, w = normal(rng, 48, 32), normal(rng, 32, 32)
-    made = program(fn, x, w)
+    made = lowered(fn, x, w)
     assert not written_over(made)
     (got,), want = made.run([x.array, w.array]), ts.jit(fn)(x, w)
     assert_close(got, want.array, "bf16" if fn is narrower else "f32", n=64, scale=scale)
@@ -159,7 +152,7 @@ def test_of_two_operands_one_is_written_over(rng: np.random.Generator) -> None:
         return (ts.softmax(a) * b) @ w
 
     x, w = normal(rng, 48, 32), normal(rng, 32, 32)
-    made = program(fn, x, w)
+    made = lowered(fn, x, w)
     assert written_over(made) == ["rows"]
     assert made.plan.temporary_bytes == 3 * 48 * 32 * 4  # exp(x), then a b or their result
     assert_close(made.run([x.array, w.array])[0], ts.jit(fn)(x, w).array, "f32", n=32, scale=64.0)
@@ -170,7 +163,7 @@ def test_of_a_batch_each_writes_over_its_own(rng: np.random.Generator) -> None:
         return [ts.softmax(x @ w) @ w for x in xs]
 
     xs, w = [normal(rng, 32, 32) for _ in range(4)], normal(rng, 32, 32)
-    made = program(both, xs, w)
+    made = lowered(both, xs, w)
     assert written_over(made) == ["rows"] * 4 and max(map(len, made.runs())) == 4
     assert made.plan.temporary_bytes == 4 * 32 * 32 * 4
     for got, want in zip(made.run([x.array for x in xs] + [w.array]), ts.jit(both)(xs, w),
@@ -184,7 +177,7 @@ def test_in_a_batch_no_operand_of_a_neighbour_is_written_over(rng: np.random.Gen
         return ts.softmax(y + a) @ w, ts.softmax(y + b) @ w
 
     xs = [normal(rng, 48, 32), normal(rng, 32, 32), normal(rng, 48, 32), normal(rng, 48, 32)]
-    made = program(fn, *xs)
+    made = lowered(fn, *xs)
     assert [len(r) for r in made.runs()] == [1, 2, 1, 1] and not written_over(made)
     for got, want in zip(made.run([x.array for x in xs]), ts.jit(fn)(*xs), strict=True):
         assert_close(got, want.array, "f32", n=32, scale=32.0)
@@ -192,7 +185,7 @@ def test_in_a_batch_no_operand_of_a_neighbour_is_written_over(rng: np.random.Gen
 
 # --- the proof ----------------------------------------------------------------------------------
 def test_the_proof_refuses_what_is_read_later(rng: np.random.Generator) -> None:
-    low = program(twice, normal(rng, 48, 32), normal(rng, 32, 32)).lowered
+    low = lowered(twice, normal(rng, 48, 32), normal(rng, 32, 32)).lowered
     rows = next(g for g in low.groups if g.kind == "rows")
     x, y = rows.inputs[0], rows.outputs[0]
     low.memory.over[y] = x
@@ -202,7 +195,7 @@ def test_the_proof_refuses_what_is_read_later(rng: np.random.Generator) -> None:
 
 
 def test_the_proof_refuses_kernels_that_cannot(rng: np.random.Generator) -> None:
-    low = program(lambda x, w: (x @ w) @ w, normal(rng, 32, 32), normal(rng, 32, 32)).lowered
+    low = lowered(lambda x, w: (x @ w) @ w, normal(rng, 32, 32), normal(rng, 32, 32)).lowered
     first, second = (g for g in low.groups if g.kind == "gemm")
     x, y = first.outputs[0], second.outputs[0]
     place = low.memory.places[y]
@@ -212,7 +205,7 @@ def test_the_proof_refuses_kernels_that_cannot(rng: np.random.Generator) -> None
 
 
 def test_the_proof_refuses_memory_that_is_not_read(rng: np.random.Generator) -> None:
-    low = program(chain, normal(rng, 48, 32), normal(rng, 32, 32)).lowered
+    low = lowered(chain, normal(rng, 48, 32), normal(rng, 32, 32)).lowered
     (y,) = low.memory.over
     low.memory.over[y] = low.graph.inputs[0]
     with pytest.raises(GraphError, match="writes over memory that it does not read"):
@@ -261,7 +254,7 @@ def test_threads_read_before_others_write(
         return back(d)
 
     x, w = normal(rng, 3, 16, dtype=dtype), normal(rng, 16, n, dtype=dtype)
-    made = program(step, x, w, target="sm_80")
+    made = lowered(step, x, w, target="sm_80")
     (got,), count = emulate(made, [x.array, w.array])
     assert count == 1
     a, b = (np.asarray(t.numpy(), np.float64) for t in (x, w))
@@ -328,7 +321,7 @@ def doubled_row(x: ts.Tensor, row: int, later: Any = None) -> Any:
 def test_a_kernel_writes_where_its_argument_lies_unless_that_is_read_later(read, rng) -> None:
     x = normal(rng, 64, 64)
     later = (lambda old, y: old @ y) if read else (lambda old, y: y @ y)
-    made = program(lambda x: doubled_row(x, 3, later), x)
+    made = lowered(lambda x: doubled_row(x, 3, later), x)
     (launch,) = (g for g in made.plan.groups if g.kind == "launch")
     (before,), (after,) = ({made.base(o.name) for o in part} for part in (
         [o for o in launch.reads if o.shape == (64, 64)], launch.writes))
@@ -350,7 +343,7 @@ def test_a_kernel_writes_over_an_argument_that_is_given_up(donated, rng) -> None
         double_row[1](x, 5)
         return x
 
-    made = program(f, x, donated=donated)
+    made = lowered(f, x, donated=donated)
     (launch,) = (g for g in made.plan.groups if g.kind == "launch")
     where = made.base(launch.writes[0].name)
     assert (where == made.lowered.inputs[0]) == bool(donated)
@@ -403,7 +396,7 @@ def heads_given(rng: np.random.Generator) -> list[ts.Tensor]:
 def test_parts_that_nothing_else_reads_are_written_over(fn: Callable, want: list,
                                                         rng: np.random.Generator) -> None:
     xs = heads_given(rng)
-    made = program(fn, *xs)
+    made = lowered(fn, *xs)
     assert in_place(made) == want
     for got, right in zip(made.run([x.array for x in xs]), ts.jit(fn)(*xs), strict=True):
         assert_close(got, np.asarray(right.array, np.float64), "bf16", n=512)
@@ -413,7 +406,7 @@ def test_the_proof_refuses_a_part_that_is_read_later(monkeypatch: pytest.MonkeyP
                                                      rng: np.random.Generator) -> None:
     monkeypatch.setattr(part_overwrites, "are_disjoint", lambda a, b: True)
     with pytest.raises(GraphError, match="writes over what .* reads"):
-        program(rotated_and_read, *heads_given(rng))
+        lowered(rotated_and_read, *heads_given(rng))
 
 
 def test_the_proof_refuses_a_loop_that_writes_elsewhere(monkeypatch: pytest.MonkeyPatch,
@@ -429,4 +422,4 @@ def test_the_proof_refuses_a_loop_that_writes_elsewhere(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(place_views, "find_part_overwrites", shifted)
     with pytest.raises(GraphError, match="cannot write its result over a part"):
-        program(rotated_heads, *heads_given(rng))
+        lowered(rotated_heads, *heads_given(rng))

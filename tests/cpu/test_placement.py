@@ -15,6 +15,7 @@ import tessera as ts
 from fake_gpu import Copies, Torch, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import normal
 from lowering_cases import apart as apart
 from tessera.errors import ArgumentError, TraceError, UnsupportedTargetError
 from tessera.graph.cuda.program import eager
@@ -31,10 +32,6 @@ def programs(monkeypatch: Any) -> Any:
     """Eager programs that no other test has compiled."""
     monkeypatch.setattr(eager, "_programs", eager.EagerPrograms())
     return eager._programs
-
-
-def normal(rng: np.random.Generator, *shape: int, dtype: Any = None) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 # --- moving -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import tessera as ts
 from fake_gpu import Copies, Cupy, Torch, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowered_functions import normal
 from lowering_cases import apart as apart
 from tessera.errors import ArgumentError
 from tessera.numerics import as_type
@@ -17,10 +18,6 @@ from tessera.tile.launch.resident import Resident, stored_bytes
 from tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("gpu", "apart")
-
-
-def normal(rng: np.random.Generator, *shape: int) -> Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 def test_a_training_loop_copies_what_is_new(driver, monkeypatch, rng):

@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from attention_cases import attention64, sizes64
+from lowered_functions import lowered
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.passes.result_sums import _of_other_shape
 from tolerance import assert_close
@@ -70,10 +71,6 @@ def arguments(rng: np.random.Generator) -> list:
     return [ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in shapes]
 
 
-def program(f: Any, *xs: Any) -> CudaProgram:
-    return CudaProgram(ts.jit(f).graph(*xs), "sm_90a")
-
-
 def passes(made: CudaProgram) -> list[str]:
     """Groups that sum over what is as large as the rows."""
     return [g.name for g in made.plan.groups if any("sum" in s.op for s in g.steps)
@@ -85,7 +82,7 @@ def passes(made: CudaProgram) -> list[str]:
 def test_no_pass_of_its_own(name: str, dtype: str, rng: np.random.Generator) -> None:
     """Against f64; and of what is stored, to the rounding of f32."""
     x, b, g = arguments(rng)
-    made = program(gradients(SPELLINGS[name], dtype, causal=True), x, b, g)
+    made = lowered(gradients(SPELLINGS[name], dtype, causal=True), x, b, g)
     assert passes(made) == []
     _, dx, db = made.run([t.array for t in (x, b, g)])
     wide = np.asarray(ts.cast(ts.cast(x + b, dtype), "f64")).reshape(B, T, 3, H, D)
@@ -113,7 +110,7 @@ def test_other_extents(heads: int, keys: int, rng: np.random.Generator) -> None:
 
         return ts.vjp(attend, *biases)[1](g)
 
-    made = program(f, *xs, *biases)
+    made = lowered(f, *xs, *biases)
     assert passes(made) == []
     wide = [x.array.astype(np.float64) for x in xs]
     want, sizes = attention64(*wide, False)[1:], sizes64(*wide, False)[1:]
@@ -136,7 +133,7 @@ def test_which_sums_are_the_kernels(by_kernel: bool, rows: Any, rng: np.random.G
         dq = ts.vjp(lambda q: ts.attention(q, k, k), q)[1](g)
         return dq, rows(dq)
 
-    made = program(f, q, k, g)
+    made = lowered(f, q, k, g)
     launches = [g for g in made.plan.groups if g.kind == "launch"]
     assert sum(len(g.writes) for g in launches) == 1 + by_kernel
     dq, total = made.run([t.array for t in (q, k, g)])

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import lowered
 from tessera.graph.cuda import CudaProgram, prepare
 from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tolerance import assert_close
-
-
-def lowered(fn: Any, *xs: ts.Tensor) -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*xs), "sm_90a")
 
 
 def texts(program: CudaProgram) -> str:

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import lowered
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tolerance import assert_close
 
 N = 4096
-
-
-def lowered(fn: Any, *xs: Any, target: str = "sm_90a") -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*xs), target)
 
 
 def in_parts(program: CudaProgram) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import tessera as ts
 from emulator import Block, Builder
 from emulator import register as as_register
+from lowered_functions import normal
 from tessera import stdlib
 from tessera.graph.cuda import CudaProgram, choose_schedule
 from tessera.graph.cuda.kernels import row_passes
@@ -24,10 +25,6 @@ from tessera.tile.cuda.intrinsics import elementwise
 from tolerance import assert_close
 
 TARGET = parse_target("sm_90a")
-
-
-def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
-    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
 
 
 def _groups(fn: Any, *xs: Any, kind: str = "rows") -> list[ScheduledGroup]:
@@ -48,7 +45,7 @@ def test_rows_of_two_operands_come_to_shared_memory(
     def gradient(x: Any, dy: Any) -> Any:
         return ts.cast(ts.vjp(ts.softmax, x)[1](dy), "bf16")
 
-    x, dy = (_drawn(rng, rows, columns, dtype="bf16") for _ in range(2))
+    x, dy = (normal(rng, rows, columns, dtype="bf16") for _ in range(2))
     program = CudaProgram(ts.jit(gradient).graph(x, dy), TARGET)
     (group,) = program.plan.groups
     assert dict(group.attrs).get("staged", ()) == staged
@@ -65,7 +62,7 @@ def test_rows_of_two_operands_come_to_shared_memory(
 def test_the_first_groups_ask_for_their_rows_while_another_kernel_ends(
         n: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """In L2, in front of the wait for that one; where there are more groups than run at once."""
-    x, dy = (_drawn(rng, 48, n, dtype="bf16") for _ in range(2))
+    x, dy = (normal(rng, 48, n, dtype="bf16") for _ in range(2))
     asks = re.compile(r"if tile.group_id\(\) < 4:\n( +tile.prefetch_box\(V\d\[m:m\+\d.*\n){2}")
     (few,) = _groups(_softmax_gradient, x, dy)
     assert "prefetch_box" not in source_of(few).text
@@ -90,7 +87,7 @@ def test_the_first_groups_ask_for_their_rows_while_another_kernel_ends(
 def test_the_loss_and_its_gradient_read_a_row_once(n: int, parts: int, rng: np.random.Generator
                                                    ) -> None:
     """In parts that are waited for one after another where no other group computes meanwhile."""
-    x, y = _drawn(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
+    x, y = normal(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
     program = CudaProgram(ts.jit(_loss).graph(x, y), TARGET)
     group = next(g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n)
     assert [group.reads[i].type.dtype.name for i, _ in group.attr("brought")] == ["bf16"]
@@ -116,7 +113,7 @@ def test_the_loss_and_its_gradient_read_a_row_once(n: int, parts: int, rng: np.r
 
 @pytest.mark.parametrize("n", [4096, 4097, 5000, 5120, 8191, 8192])
 def test_rows_of_one_block_and_a_rest(n: int, rng: np.random.Generator) -> None:
-    x = _drawn(rng, 3, n, dtype="bf16")
+    x = normal(rng, 3, n, dtype="bf16")
     for fn in (ts.softmax, lambda x: ts.softmax(ts.cast(x, "f32"))):
         (got,) = CudaProgram(ts.jit(fn).graph(x), TARGET).run([x])
         e = np.exp(np.asarray(x, np.float64))
@@ -138,7 +135,7 @@ def test_statistics_of_a_norms_gradient_wait_for_nothing_but_the_mean(norm: Any,
 def test_a_group_of_more_warps_has_a_multiprocessor_where_rows_leave_no_room_for_two(
         n: int, brought: tuple, warps: int, rng: np.random.Generator) -> None:
     """Of a row that does not fit into shared memory as many blocks are there as have room."""
-    x = _drawn(rng, 2, n)
+    x = normal(rng, 2, n)
     (group,) = _groups(lambda x: ts.softmax(x), x)
     assert group.attr("brought") == brought and group.schedule.warps == warps
     (got,) = CudaProgram(ts.jit(lambda x: ts.softmax(x)).graph(x), TARGET).run([x])
@@ -156,7 +153,7 @@ def _softmax_gradient(x: Any, dy: Any) -> Any:
 def test_a_row_is_read_once_by_groups_that_have_parts_of_it(
         n: int, groups: int, debug: bool, rng: np.random.Generator) -> None:
     """Also where a part is no whole number of blocks."""
-    x = _drawn(rng, 3, n)
+    x = normal(rng, 3, n)
     (group,) = _groups(lambda x: ts.softmax(x), x)
     assert (group.attr("cluster"), group.grid) == (groups, (3 * groups,))
     text, part = source_of(group).text, n // groups
@@ -169,7 +166,7 @@ def test_a_row_is_read_once_by_groups_that_have_parts_of_it(
 
 
 def test_a_gradient_of_rows_that_groups_share(rng: np.random.Generator) -> None:
-    x, dy = _drawn(rng, 2, 32768), _drawn(rng, 2, 32768)
+    x, dy = normal(rng, 2, 32768), normal(rng, 2, 32768)
     (group,) = _groups(_softmax_gradient, x, dy)
     assert group.attr("cluster") == 4 and len(group.attr("brought")) == 2
     (got,) = CudaProgram(ts.jit(_softmax_gradient).graph(x, dy), TARGET).run([x, dy])
@@ -183,7 +180,7 @@ def test_a_gradient_of_rows_that_groups_share(rng: np.random.Generator) -> None:
 def test_two_rows_share_what_is_the_same_for_all(rows: int, n: int, groups: int, together: int,
                                                  rng: np.random.Generator) -> None:
     """A norm's weights come to shared memory with the rows, for both."""
-    x, w, b = _drawn(rng, rows, n), _drawn(rng, n), _drawn(rng, n)
+    x, w, b = normal(rng, rows, n), normal(rng, n), normal(rng, n)
     (group,) = _groups(ts.layernorm, x, w, b)
     assert (group.attr("cluster"), group.schedule.m) == (groups, together)
     assert group.grid == (rows // together * groups,) and len(group.attr("brought")) == 3
@@ -196,7 +193,7 @@ def test_two_rows_share_what_is_the_same_for_all(rows: int, n: int, groups: int,
 def test_weights_without_room_beside_a_row_come_once_for_a_strip_of_them(rng: np.random.Generator
                                                                          ) -> None:
     n = 131072
-    x, w, b = (_drawn(rng, *s, dtype="bf16") for s in ((19, n), (n,), (n,)))
+    x, w, b = (normal(rng, *s, dtype="bf16") for s in ((19, n), (n,), (n,)))
     program = CudaProgram(ts.jit(lambda *xs: ts.layernorm(*xs)).graph(x, w, b), TARGET)
     (group,) = program.plan.groups
     assert (group.kind, group.attr("cluster"), group.attr("rows")) == ("strips", 8, 2)
@@ -209,7 +206,7 @@ def test_weights_without_room_beside_a_row_come_once_for_a_strip_of_them(rng: np
 def test_the_loss_of_rows_that_groups_share(rng: np.random.Generator) -> None:
     """Which column is a row's label is told by the column's number in the whole row."""
     n = 59904
-    x, y = _drawn(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
+    x, y = normal(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
     program = CudaProgram(ts.jit(_loss).graph(x, y), TARGET)
     group = next(g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n)
     assert group.attr("cluster") == 2
@@ -314,7 +311,7 @@ def test_of_two_operands_one_is_brought_whole_and_one_in_part(rng: np.random.Gen
         z = x + ts.cast(y, "f32")
         return z - ts.max(z, axis=-1, keepdims=True)
 
-    (group,) = _groups(fn, x := _drawn(rng, 2, 60001), y := _drawn(rng, 2, 60001, dtype="bf16"))
+    (group,) = _groups(fn, x := normal(rng, 2, 60001), y := normal(rng, 2, 60001, dtype="bf16"))
     brought = [group.reads[i].type.dtype.name for i, _ in group.attr("brought")]
     assert len(group.reads) == 2 and brought == ["bf16", "f32"]
     assert [many for _, many in group.attr("brought")] == [3, 1]
@@ -338,7 +335,7 @@ def test_bad_numbers_stay_in_their_rows() -> None:
     ((1 << 15,), 0)])
 def test_a_few_long_rows_are_reduced_by_many_groups(shape: tuple[int, ...], parts: int,
                                                     rng: np.random.Generator) -> None:
-    x = _drawn(rng, *shape)
+    x = normal(rng, *shape)
     fns = (lambda x: ts.sum(x, axis=-1), lambda x: ts.max(x, axis=-1))
     for fn, want in zip(fns, (np.sum, np.max), strict=True):
         program = CudaProgram(ts.jit(fn).graph(x), TARGET)
@@ -357,7 +354,7 @@ def _texts(fn: Any, *xs: Any) -> str:
 
 
 def test_what_is_rounded_to_16_bits_is_approximated(rng: np.random.Generator) -> None:
-    x = _drawn(rng, 64, 300)
+    x = normal(rng, 64, 300)
     narrow = _texts(lambda x: ts.cast(ts.gelu(x) * 2.0, "bf16"), x)
     assert "tile.sigmoid_approx(" in narrow and "tile.sigmoid(" not in narrow
     assert "tile.exp_approx(" in _texts(lambda x: ts.cast(ts.exp(x), "f16"), x)
@@ -371,7 +368,7 @@ def test_what_is_rounded_to_16_bits_is_approximated(rng: np.random.Generator) ->
 
 def test_powers_that_are_summed_from_their_maximum_on_are_approximated(
         rng: np.random.Generator) -> None:
-    x = _drawn(rng, 64, 300)
+    x = normal(rng, 64, 300)
     for fn in (lambda x: ts.softmax(ts.cast(x, "bf16")), ts.log_softmax, lambda x: ts.sum(
             ts.exp(x - ts.max(x, axis=-1, keepdims=True)), axis=-1)):
         text = _texts(fn, x)

@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram
+from lowered_functions import lowered
 from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tolerance import assert_close
-
-
-def lowered(fn: Any, *xs: Any) -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*xs), "sm_90a")
 
 
 def loss_and_gradient(x: Any, label: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64, sizes64
+from attention_cases import attention64, result_and_cotangents, sizes64
 from derivatives import assert_derivatives
 from tessera.errors import ArgumentError
 from tessera.graph.cuda import CudaProgram
@@ -48,15 +48,6 @@ def by_place(fn: Any) -> np.ndarray:
             nothing: lambda: np.where(i - (T - S) < 10, -np.inf, 0.0 * (b + h + j))}[fn]()
 
 
-def both(**kwargs: Any) -> Any:
-    """The result, and the cotangents of q, k and v."""
-    def f(q, k, v, g):
-        y, pull = ts.vjp(lambda *xs: ts.attention(*xs, **kwargs), q, k, v)
-        return y, *pull(g)
-
-    return f
-
-
 def operands(dtype, rng):
     shapes = (2, H, S, 16), (2, 2, T, 16), (2, 2, T, 24), (2, H, S, 24)
     return [ts.tensor(rng.standard_normal(s).astype(np.float32), dtype) for s in shapes]
@@ -72,7 +63,7 @@ def test_what_depends_on_places(fn, causal, dtype, rng):
     want, sizes = attention64(*args)[:4], sizes64(*wide, causal)
     if fn in (of_blocks, nothing):  # as a mask of bools the sizes count what is seen
         sizes = sizes64(*wide, causal, np.isfinite(by_place(fn)))
-    f = both(score=fn, causal=causal)
+    f = result_and_cotangents(score=fn, causal=causal)
     made = CudaProgram(ts.jit(f).graph(*xs), "sm_90a")
     assert [g.kind for g in made.plan.groups].count("attention") == 1
     for found in (made.run([x.array for x in xs]), [ts.cast(y, "f64").array for y in f(*xs)]):
@@ -127,7 +118,7 @@ def test_slopes(kwargs, score, rng):
 
     y, pull = ts.vjp(plain, *(ts.cast(x, "f64") for x in xs[:3]))
     want = [np.asarray(x.array) for x in (y, *pull(ts.cast(xs[3], "f64")))]
-    f = both(score=score, **kwargs)
+    f = result_and_cotangents(score=score, **kwargs)
     made = CudaProgram(ts.jit(f).graph(*xs), "sm_90a")
     for found in (made.run([x.array for x in xs]), [y.array for y in f(*xs)]):
         for got, w in zip(found, want, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64, dropout_factors, seen_keys, sizes64
+from attention_cases import attention64, dropout_factors, result_and_cotangents, seen_keys, sizes64
 from derivatives import assert_derivatives
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import tree
@@ -51,15 +51,6 @@ def given(name: str, S: int, T: int, rng) -> dict[str, Any]:
     return made
 
 
-def both(**kwargs: Any) -> Any:
-    """The result, and the cotangents of q, k and v."""
-    def f(q, k, v, g):
-        y, pull = ts.vjp(lambda *xs: ts.attention(*xs, **kwargs), q, k, v)
-        return y, *pull(g)
-
-    return f
-
-
 def expected(wide, rule: dict[str, Any], mask=None, factor=1.0) -> tuple[list, list]:
     """(what is to come out, how large its terms are)"""
     (B, _, S, _), T = wide[0].shape, wide[1].shape[-2]
@@ -85,14 +76,15 @@ def test_against_f64(name, rule, rng):
     xs = operands(name, dtype, rng)
     kwargs = given(rule, xs[0].shape[-2], xs[1].shape[-2], rng)
     want, sizes = expected([np.asarray(ts.cast(x, "f64")) for x in xs], kwargs)
-    made = CudaProgram(ts.jit(both(**kwargs)).graph(*xs), "sm_90a")
+    made = CudaProgram(ts.jit(result_and_cotangents(**kwargs)).graph(*xs), "sm_90a")
     kinds = [g.kind for g in made.plan.groups]
     own = not ("more" in name and {"causal", "window"} & set(kwargs))  # as without a rule
     assert kinds.count("attention") == own and "gemm" not in kinds
     n = xs[1].shape[-2] + xs[0].shape[-1]
     for got, w, size in zip(made.run([x.array for x in xs]), want, sizes, strict=True):
         assert_close(np.asarray(got, np.float64), w, dtype, n=n, scale=size)
-    for got, w, size in zip(both(**kwargs)(*xs), want, sizes, strict=True):  # and on the CPU
+    here = result_and_cotangents(**kwargs)(*xs)  # and on the CPU
+    for got, w, size in zip(here, want, sizes, strict=True):
         assert_close(np.asarray(ts.cast(got, "f64")), w, dtype, n=n, scale=size)
 
 
@@ -131,7 +123,7 @@ def test_beside_a_mask_and_dropout(name, rule, masked, p, rng):
                              ) if p else 1.0
     want, sizes = expected([np.asarray(x.array, np.float64) for x in xs], kwargs, mask, factor)
     extra = {"mask": ts.tensor(mask)} if masked else {"dropout": p, "key": key}
-    f = both(**kwargs, **extra)
+    f = result_and_cotangents(**kwargs, **extra)
     for found in (CudaProgram(ts.jit(f).graph(*xs), "sm_90a").run([x.array for x in xs]),
                   [x.array for x in f(*xs)]):
         for got, w, size in zip(found, want, sizes, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64, seen_keys
+from attention_cases import attention64, numbers, seen_keys
 from hopper_lowering import Known, distance, program, run
 from tessera import Tensor, bf16, f32
 from tessera.kernels.attention import attention, cross_attention
@@ -30,10 +30,6 @@ CASES = {
 }
 
 
-def numbers(rng, *shape):
-    return rng.standard_normal(shape).astype(bf16.numpy)
-
-
 def spans_of(S):
     """(of queries [1, 2, S], of keys): documents, of which the last sees nothing."""
     ids = np.searchsorted([0, 40, 41, 200], np.arange(S), side="right")
@@ -46,8 +42,8 @@ def spans_of(S):
 @pytest.mark.parametrize("case", CASES)
 def test_against_f64(case, rng):
     S, T, causal, window, cap, spanned = CASES[case]
-    q, g = numbers(rng, HEADS, S, D), numbers(rng, HEADS, S, D)
-    k, v = numbers(rng, HEADS, T, D), numbers(rng, HEADS, T, D)
+    q, g = numbers(rng, bf16, HEADS, S, D), numbers(rng, bf16, HEADS, S, D)
+    k, v = numbers(rng, bf16, HEADS, T, D), numbers(rng, bf16, HEADS, T, D)
     scale, rule = D**-0.5, {"causal": causal, "window": window, "cap": cap}
     wide = [x.astype(np.float64) for x in (q, k, v, g)]
     seen = seen_keys(1, S, T, window or None)[0, 0]
@@ -83,7 +79,7 @@ def test_a_warpgroup_does_the_iterations_of_its_own_rows(case, group, monkeypatc
     """On the machine all warpgroups are one. Here it has the iterations of one of three, so that
     the rows of this one are right, and gives the slots of the others back."""
     S, T, causal, window, cap, spanned = CASES[case]
-    q, k, v = (numbers(rng, HEADS, n, D) for n in (S, T, T))
+    q, k, v = (numbers(rng, bf16, HEADS, n, D) for n in (S, T, T))
     spans = spans_of(S)[0] if spanned else None
 
     def own_row(m, op, start):

@@ -13,6 +13,7 @@ import pytest
 import emulator
 import fake_gpu
 import tessera as ts
+from device_kernels import fresh
 from fake_gpu import Torch, count, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
@@ -20,9 +21,19 @@ from kernels.build import build
 from lowering_cases import CASES, arrays
 from lowering_cases import apart as apart
 from sentinel_cases import CASES as BAD
-from sentinel_cases import INJECTED, QUIET, check_injected, positive, spoiled
-from tessera import Tensor, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, saturate
-from tessera.debug.sentinel import observe_run
+from sentinel_cases import (
+    INJECTED,
+    QUIET,
+    casts,
+    check_blamed,
+    check_injected,
+    check_quiet,
+    clamps,
+    found_by,
+    logs,
+    spoiled,
+)
+from tessera import Tensor, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.execute import Executable
@@ -37,27 +48,6 @@ NAN, INF = float("nan"), float("inf")
 
 
 pytestmark = pytest.mark.usefixtures("no_findings")
-
-
-@ts.kernel
-def logs(x: Tensor["N", f32], y: Tensor["N", f32]):
-    i = tile.group_id() * 16
-    t = tile.load(x[i:i + 16])
-    y[i:i + 16] = tile.log(t) * 2.0  # stored
-
-
-@ts.kernel
-def casts(x: Tensor["N", f32], y: Tensor["N", f16]):
-    i = tile.group_id() * 16
-    t = tile.load(x[i:i + 16]) * 2.0
-    y[i:i + 16] = tile.cast(t, f16)  # stored
-
-
-@ts.kernel
-def clamps(x: Tensor["N", f32], y: Tensor["N", fp8_e4m3 @ saturate]):
-    i = tile.group_id() * 16
-    t = tile.load(x[i:i + 16])
-    y[i:i + 16] = t  # stored
 
 
 @ts.kernel
@@ -355,11 +345,6 @@ def test_machine_code_has_the_words_only_when_it_is_asked_for():
 
 
 # --- launches -------------------------------------------------------------------------------------
-def fresh(kernel):
-    """One without machine code of another test."""
-    return ts.kernel(kernel.fn)
-
-
 def test_raise_names_the_op_and_the_line(gpu, driver):
     kernel = fresh(logs)
     x, y = filled(ones(32, _21=-1.0)), filled(np.zeros(32, np.float32))
@@ -426,40 +411,17 @@ def test_off_has_no_words(gpu):
 
 
 # --- graph programs -------------------------------------------------------------------------------
-def on_gpu(f, *args):
-    """What running a graph function on a pretended GPU finds: the first, and the counters."""
-    return found_by(DeviceExecutable, f, *args)
-
-
-def found_by(executable, f, *args):
-    ts.debug.flags()
-    graph = ts.jit(f).graph(*args)
-    run = executable(graph)
-    with ts.debug.numerics("flag"), observe_run(graph) as show:
-        run.run([x.array for x in args])
-        show([])
-        found = ts.debug.flags()
-    first = found.first
-    return (first and (first.op, first.where, first.kind, first.index, first.count, first.operands,
-                       first.origin, first.step), found.nan, found.inf)
-
-
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_verdict_is_that_of_the_cpu(name, rng, gpu, apart):
     case = CASES[name]
     inputs = arrays(case, rng)
-    assert on_gpu(case.fn, *inputs) == found_by(Executable, case.fn, *inputs)
+    assert found_by(DeviceExecutable, case.fn, *inputs) == \
+        found_by(Executable, case.fn, *inputs)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_value_is_blamed_as_on_the_cpu(name, rng, gpu, apart):
-    fn, value = BAD[name]
-    x = spoiled(positive(rng), value)
-    try:
-        got = on_gpu(fn, x)
-    except ts.UnsupportedTargetError as refused:
-        pytest.skip(str(refused))
-    assert got == found_by(Executable, fn, x)
+    check_blamed(name, rng)
 
 
 @pytest.mark.parametrize("target, at", [("cpu", (63, 95)), ("cuda", (13, 7)), ("cuda", (63, 95))])
@@ -470,11 +432,7 @@ def test_a_chosen_step_and_element_is_blamed(name, target, at, rng, gpu, apart):
 
 @pytest.mark.parametrize("name", QUIET)
 def test_what_is_meant_is_silent(name, rng, gpu, apart):
-    x = positive(rng)
-    try:
-        assert on_gpu(QUIET[name], x)[0] is None
-    except ts.UnsupportedTargetError as refused:
-        pytest.skip(str(refused))
+    check_quiet(name, rng)
 
 
 @pytest.mark.parametrize("name", [n for n in BAD if n.startswith("hidden")])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import lowered
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import column_passes, long_strips, strips
 from tessera.graph.cuda.kernels.generate_kernels import source_of
@@ -28,10 +29,6 @@ def rows(rng: np.random.Generator, how: str, dtype: str = "bf16", n: int = N) ->
     elif how == "same":
         x[:] = x[:, :1]
     return ts.cast(ts.tensor(x), dtype)
-
-
-def lowered(fn: Any, *xs: Any) -> CudaProgram:
-    return CudaProgram(ts.jit(fn).graph(*xs), "sm_90a")
 
 
 def text_of(program: CudaProgram) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 import tessera as ts
 from cpu.test_lowering_emulated import emulate, normal, short_strips  # noqa: F401
+from lowered_functions import kinds
 from tessera.graph.cuda.kernels import strips
 from tessera.graph.cuda.levels import emitted_of, program_of
 from tessera.graph.cuda.program.run import CudaProgram
@@ -24,10 +25,6 @@ BF16 = "bf16 @accum(f32)"
 
 def program(fn: Callable, *args: Any) -> CudaProgram:
     return program_of(ts.jit(fn).graph(*args), "sm_90a")
-
-
-def kinds(made: CudaProgram) -> list[str]:
-    return [g.kind for g in made.plan.groups]
 
 
 def laid(made: CudaProgram) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import normal
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import strips
 from tessera.graph.cuda.kernels.generate_kernels import source_of
@@ -25,13 +26,9 @@ def _run(fn: Callable, *xs: ts.Tensor) -> tuple[list[np.ndarray], tuple[Schedule
     return [np.asarray(y) for y in program.run(list(xs))], program.plan.groups
 
 
-def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
-    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
-
-
 @pytest.mark.parametrize("shape", [(1024, 8), (3, 701, 5), (4099, 33), (8, 256, 300)])
 def test_a_sum_of_ragged_rows(shape: tuple[int, ...], rng: np.random.Generator) -> None:
-    x = _drawn(rng, *shape)
+    x = normal(rng, *shape)
     axes = tuple(range(len(shape) - 1))
     (got,), groups = _run(lambda x: ts.sum(ts.exp(x), axis=axes), x)
     assert [g.kind for g in groups] == ["strips", "columns"]
@@ -43,8 +40,8 @@ def test_a_norm_and_its_sums_are_one_kernel(rng: np.random.Generator) -> None:
     def backward(x: Any, g: Any, b: Any, dy: Any) -> Any:
         return ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)
 
-    x, dy = _drawn(rng, 5, 311, 72), _drawn(rng, 5, 311, 72)
-    g, b = _drawn(rng, 72), _drawn(rng, 72)
+    x, dy = normal(rng, 5, 311, 72), normal(rng, 5, 311, 72)
+    g, b = normal(rng, 72), normal(rng, 72)
     (dx, dg, db), groups = _run(backward, x, g, b, dy)
     assert [k.kind for k in groups] == ["strips", "columns"]  # of both sums
     x64, d64 = (np.asarray(t, np.float64).reshape(-1, 72) for t in (x, dy))
@@ -59,7 +56,7 @@ def test_a_norm_and_its_sums_are_one_kernel(rng: np.random.Generator) -> None:
 
 def test_sums_of_two_loops_are_two_kernels(rng: np.random.Generator) -> None:
     """What one loop makes is there at one time, what two make is not."""
-    x, y = _drawn(rng, 1024, 8), _drawn(rng, 1024, 8)
+    x, y = normal(rng, 1024, 8), normal(rng, 1024, 8)
     got, groups = _run(lambda x, y: tuple(ts.sum(ts.exp(t), axis=0) for t in (x, y)), x, y)
     assert sorted(g.kind for g in groups) == ["columns", "columns", "strips", "strips"]
     for total, t in zip(got, (x, y), strict=True):
@@ -70,7 +67,7 @@ def test_some_sums_of_a_loop_are_one_kernel(rng: np.random.Generator) -> None:
     def fn(x: Any) -> Any:
         return tuple(ts.sum(x * float(i + 1) + ts.exp(x), axis=0) for i in range(5))
 
-    x = _drawn(rng, 1024, 8)
+    x = normal(rng, 1024, 8)
     got, groups = _run(fn, x)
     assert [(len(g.writes), len(g.grid)) for g in groups if g.kind == "columns"] == [(4, 3), (1, 2)]
     x64 = np.asarray(x, np.float64)
@@ -82,14 +79,14 @@ def test_some_sums_of_a_loop_are_one_kernel(rng: np.random.Generator) -> None:
 def test_sums_of_strips_leave_the_cache_when_they_are_read(
         columns: int, read_last: bool, rng: np.random.Generator) -> None:
     """Where their columns are whole lines, on chips on which that was measured."""
-    x = _drawn(rng, 1024, columns)
+    x = normal(rng, 1024, columns)
     for target, expected in ((TARGET, read_last), (parse_target("sm_80"), False)):
         program = CudaProgram(ts.jit(lambda x: ts.sum(ts.exp(x), axis=0)).graph(x), target)
         (group,) = (g for g in program.plan.groups if g.kind == "columns")
         assert ("tile.discard_box(" in source_of(group).text) is expected
         (got,) = program.run([x])
         assert_close(got, np.exp(np.asarray(x, np.float64)).sum(0), "f32", n=1024)
-    both = CudaProgram(ts.jit(lambda x: ts.sum(x, axis=0)).graph(_drawn(rng, 700, 64)), TARGET)
+    both = CudaProgram(ts.jit(lambda x: ts.sum(x, axis=0)).graph(normal(rng, 700, 64)), TARGET)
     assert "discard" not in source_of(both.plan.groups[0]).text  # an argument stays
 
 
@@ -103,8 +100,8 @@ def test_the_next_rows_come_into_registers(rows: int, columns: int, carried: boo
         dx, dg = ts.vjp(ts.rmsnorm, x, g)[1](dy)
         return ts.cast(dx, "bf16"), dg
 
-    x, dy = (_drawn(rng, rows, columns, dtype="bf16") for _ in range(2))
-    g = _drawn(rng, columns)
+    x, dy = (normal(rng, rows, columns, dtype="bf16") for _ in range(2))
+    g = normal(rng, columns)
     (dx, dg), groups = _run(backward, x, g, dy)
     assert dict(groups[0].attrs).get("carried", False) is carried
     text = source_of(groups[0]).text
@@ -126,7 +123,7 @@ def test_rows_cut_anew_end_no_loop(rows: tuple[int, ...], rng: np.random.Generat
         y = ts.cast(ts.exp(x), "bf16")
         return y, ts.sum(ts.cast(ts.reshape(y, (*rows, 24)), "f32"), axis=tuple(range(len(rows))))
 
-    x = _drawn(rng, 4, 400, 24)
+    x = normal(rng, 4, 400, 24)
     (y, total), groups = _run(fn, x)
     assert [g.kind for g in groups] == ["strips", "columns"]
     want = np.asarray(ts.cast(ts.tensor(y, "bf16"), "f32"), np.float64).sum((0, 1))
@@ -139,22 +136,22 @@ def test_a_sum_of_a_matmul_is_taken_behind_its_reshape(rng: np.random.Generator)
         y = ts.cast(ts.reshape(x @ w, (4, 300, 72)), "f32")
         return ts.softmax(y * g), ts.sum(y, axis=(0, 1))
 
-    x, w = _drawn(rng, 1200, 16, dtype="bf16"), _drawn(rng, 16, 72, dtype="bf16")
-    (_, total), groups = _run(fn, x, w, _drawn(rng, 72))
+    x, w = normal(rng, 1200, 16, dtype="bf16"), normal(rng, 16, 72, dtype="bf16")
+    (_, total), groups = _run(fn, x, w, normal(rng, 72))
     assert [g.kind for g in groups] == ["gemm", "strips", "columns"]
     y = np.asarray(ts.cast(x @ w, "f32"), np.float64)
     assert_close(total, y.sum(0), "f32", n=1200)
 
 
 def test_narrow_elements_are_added_in_f32(rng: np.random.Generator) -> None:
-    x = _drawn(rng, 2048, 16, dtype="bf16")
+    x = normal(rng, 2048, 16, dtype="bf16")
     (got,), groups = _run(lambda x: ts.sum(x, axis=0), x)
     assert groups[0].kind == "strips" and groups[0].reads[0].type.dtype.name == "bf16"
     assert_close(got, np.asarray(ts.cast(x, "f32"), np.float64).sum(0), "bf16", n=2048)
 
 
 def test_rows_too_long_to_be_held_are_summed_behind(rng: np.random.Generator) -> None:
-    x = _drawn(rng, 1024, 8200)
+    x = normal(rng, 1024, 8200)
     (y, total), groups = _run(lambda x: (s := ts.softmax(x), ts.sum(s, axis=0)), x)
     assert [g.kind for g in groups] == ["rows", "strips", "columns"]
     assert_close(total, np.asarray(y, np.float64).sum(0), "f32", n=1024)
@@ -166,7 +163,7 @@ def test_a_norm_of_long_rows_sums_behind_in_one_pass_over_its_operands(
         return ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)
 
     monkeypatch.setattr(strips, "WIDE", 64)
-    x, dy, g, b = *(_drawn(rng, 1100, 72) for _ in range(2)), *(_drawn(rng, 72) for _ in range(2))
+    x, dy, g, b = *(normal(rng, 1100, 72) for _ in range(2)), *(normal(rng, 72) for _ in range(2))
     (_, dg, db), groups = _run(backward, x, g, b, dy)
     assert [k.kind for k in groups] == ["rows", "strips", "columns"]
     x64, d64 = (np.asarray(t, np.float64) for t in (x, dy))
@@ -181,7 +178,7 @@ def test_a_block_of_one_row_is_asked_for_ahead(columns: int, ahead: bool,
     def fn(x: Any, w: Any) -> Any:
         return ts.sum((x - ts.mean(x, axis=-1, keepdims=True)) * w, axis=0)
 
-    x, w = _drawn(rng, 1100, columns), _drawn(rng, columns)
+    x, w = normal(rng, 1100, columns), normal(rng, columns)
     program = CudaProgram(ts.jit(fn).graph(x, w), TARGET)
     text = source_of(next(g for g in program.plan.groups if g.kind == "strips")).text
     loads = [line for line in text.splitlines() if "tile.load" in line]
@@ -212,14 +209,14 @@ def test_infinities_and_nans_reach_their_sum_alone() -> None:
 
 
 def test_short_columns_take_one_kernel(rng: np.random.Generator) -> None:
-    (got,), groups = _run(lambda x: ts.sum(x, axis=0), x := _drawn(rng, 100, 40))
+    (got,), groups = _run(lambda x: ts.sum(x, axis=0), x := normal(rng, 100, 40))
     assert [g.kind for g in groups] == ["columns"]
     assert_close(got, np.asarray(x, np.float64).sum(0), "f32", n=100)
 
 
 def test_what_is_rounded_stochastically_is_summed(rng: np.random.Generator) -> None:
     """A cast that draws has a key beside its operand."""
-    x = _drawn(rng, 2048, 32)
+    x = normal(rng, 2048, 32)
     got = CudaProgram(ts.jit(lambda x: ts.sum(ts.cast(ts.cast(
         ts.reshape(x, (64, 32, 32)), "bf16 @stochastic_round"), "f32"), axis=(0, 1))).graph(x),
         "sm_90a").run([x.array])[0]
@@ -236,7 +233,7 @@ def test_the_largest_element_goes_along_with_sums(shape: tuple[int, ...],
         wide = ts.cast(y, "f32")
         return y, ts.max(wide), ts.sum(wide, axis=tuple(range(len(shape) - 1)))
 
-    (y, top, total), groups = _run(fn, _drawn(rng, *shape))
+    (y, top, total), groups = _run(fn, normal(rng, *shape))
     assert "strip_max" in {s.op for s in groups[0].steps}
     assert [g.kind for g in groups if y.shape in {o.shape for o in g.reads}] == ["strips"]
     wide = np.asarray(ts.cast(ts.tensor(y, "bf16"), "f32"), np.float64).reshape(-1, shape[-1])
@@ -250,7 +247,7 @@ def test_the_largest_element_of_rows_with_statistics_is_one_more_of_these(
         y = ts.softmax(x)
         return y, ts.max(y * g), ts.sum(y * g, axis=0)
 
-    x, g = _drawn(rng, 1024, 48), _drawn(rng, 48)
+    x, g = normal(rng, 1024, 48), normal(rng, 48)
     (y, top, _), groups = _run(fn, x, g)
     ops = [s.op for k in groups for s in k.steps]
     assert "strip_sum" in ops and "strip_max" not in ops

@@ -524,10 +524,13 @@ def test_help_shows_every_setting_with_its_default(train, capsys):
 
 
 # --- what it is measured with -----------------------------------------------------------------
-def test_the_benchmark_of_its_speed_runs():
-    command = [sys.executable, str(ROOT / "benchmarks" / "train_speed.py"), "--child", "--width",
-               "32", "--layers", "1", "--batch", "2", "--length", "8", "--warmup", "1", "--steps",
-               "2"]
+@pytest.mark.parametrize("side", ["tessera", "torch"])
+def test_the_benchmark_of_its_speed_runs(side):
+    if side == "torch":
+        pytest.importorskip("torch")
+    command = [sys.executable, str(ROOT / "benchmarks" / "train_speed.py"), "--child", side,
+               "--width", "32", "--layers", "1", "--batch", "2", "--length", "8", "--warmup", "1",
+               "--steps", "2"]
     done = subprocess.run(command, text=True, capture_output=True, timeout=120, env=os.environ | {
         "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from derivatives import t64
 from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
 from tessera.graph.escapes import LostChangeWarning
 from tessera.tensor import Tensor
 from tolerance import assert_close
-
-
-def f64(a: Any) -> Tensor:
-    return ts.tensor(np.asarray(a, np.float64), ts.f64)
 
 
 def f32(a: Any) -> Tensor:
@@ -147,7 +144,7 @@ def test_low_precision_params_have_f32_gradients(name: str) -> None:
 
 
 def test_f64_stays_f64() -> None:
-    g = ts.grad(lambda x: x * x * x)(f64(1 / 3))
+    g = ts.grad(lambda x: x * x * x)(t64(1 / 3))
     assert g.dtype is ts.f64
     assert_close(g.numpy(), 3 * (1 / 3) ** 2)
 
@@ -195,33 +192,33 @@ def test_vjp_value_and_pullback_used_twice() -> None:
 
 
 def test_a_pullback_serves_inside_a_later_trace() -> None:
-    _, pull = ts.vjp(ts.sin, f64([0.5, 1.0]))
-    out = ts.jit(lambda g: pull(g))(f64([1.0, 2.0]))
+    _, pull = ts.vjp(ts.sin, t64([0.5, 1.0]))
+    out = ts.jit(lambda g: pull(g))(t64([1.0, 2.0]))
     assert_close(out.numpy(), np.cos([0.5, 1.0]) * [1.0, 2.0])
 
 
 def test_vjp_of_nested_values(rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((2, 3))
     value, pull = ts.vjp(lambda p: {"s": p["a"] * p["b"], "d": [p["a"] - p["b"]]},
-                         {"a": f64(a), "b": f64(b)})
-    g = pull({"d": [f64(np.ones(3))], "s": f64(np.full(3, 2.0))})  # keys in another order
+                         {"a": t64(a), "b": t64(b)})
+    g = pull({"d": [t64(np.ones(3))], "s": t64(np.full(3, 2.0))})  # keys in another order
     assert_close(value["s"].numpy(), a * b)
     assert_close(g["a"].numpy(), 2 * b + 1)
     assert_close(g["b"].numpy(), 2 * a - 1)
     with pytest.raises(ArgumentError, match="the cotangent has structure"):
-        pull(f64(np.ones(3)))
+        pull(t64(np.ones(3)))
     with pytest.raises(ShapeError, match="the cotangent has shape"):
-        pull({"d": [f64(np.ones(2))], "s": f64(np.ones(3))})
+        pull({"d": [t64(np.ones(2))], "s": t64(np.ones(3))})
 
 
 def test_jvp_is_the_gradient_along_the_tangent_and_linear(rng: np.random.Generator) -> None:
     x, t, u = rng.standard_normal((3, 5))
-    value, moved = ts.jvp(bump, (f64(x),), (f64(t),))
-    g = ts.grad(bump)(f64(x)).numpy()
+    value, moved = ts.jvp(bump, (t64(x),), (t64(t),))
+    g = ts.grad(bump)(t64(x)).numpy()
     assert_close(moved.numpy(), g @ t, n=5)
     assert_close(value.numpy(), np.sum(np.tanh(x) * x * x), n=5)
-    both = ts.jvp(bump, (f64(x),), (f64(2 * t + u),))[1].numpy()
-    one = ts.jvp(bump, (f64(x),), (f64(u),))[1].numpy()
+    both = ts.jvp(bump, (t64(x),), (t64(2 * t + u),))[1].numpy()
+    one = ts.jvp(bump, (t64(x),), (t64(u),))[1].numpy()
     assert_close(both, 2 * moved.numpy() + one, n=5, scale=1.0)
 
 
@@ -253,12 +250,12 @@ def test_structural_ops_on_bf16_have_f32_derivatives(fn: Callable) -> None:
 def test_vmap_axes_of_nested_arguments(rng: np.random.Generator) -> None:
     w, b, x = rng.standard_normal((3, 4)), rng.standard_normal(4), rng.standard_normal((4, 5))
     out = ts.vmap(lambda p, v: p["w"] * v + p["b"], in_axes=({"w": 0, "b": None}, None))(
-        {"w": f64(w), "b": f64(b)}, f64(x[:, 0]))
+        {"w": t64(w), "b": t64(b)}, t64(x[:, 0]))
     assert_close(out.numpy(), w * x[:, 0] + b)
     out = ts.vmap(lambda p, v: ts.sum(p["w"] * v), in_axes=(None, -1), out_axes=-1)(
-        {"w": f64(b)}, f64(x))
+        {"w": t64(b)}, t64(x))
     assert_close(out.numpy(), b @ x, n=4)
-    pair = ts.vmap(lambda v: (v, {"s": ts.sum(v), "n": None}), in_axes=1, out_axes=(1, 0))(f64(x))
+    pair = ts.vmap(lambda v: (v, {"s": ts.sum(v), "n": None}), in_axes=1, out_axes=(1, 0))(t64(x))
     assert pair[0].shape == (4, 5) and pair[1]["s"].shape == (5,) and pair[1]["n"] is None
     assert_close(pair[0].numpy(), x)
 
@@ -268,7 +265,7 @@ def test_vmap_passes_strings_and_flags_through() -> None:
         y = ts.exp(x) if how == "exp" else x
         return (-y if negate else y) ** power
 
-    x = f64([0.0, 1.0])
+    x = t64([0.0, 1.0])
     assert_close(ts.vmap(f, in_axes=(0, None, None))(x, "exp", True, power=2).numpy(),
                  np.exp([0.0, 1.0]) ** 2)
     assert ts.vmap(f, in_axes=(0, None))(x, "no").numpy().tolist() == [0.0, 1.0]
@@ -279,7 +276,7 @@ def test_defaults_are_not_mapped_and_named_arguments_are_whole() -> None:
     def f(x: Tensor, w: Tensor, eps: float = 0.5) -> Tensor:
         return ts.sum(x * w) + eps
 
-    x, w = f64([[1.0], [2.0]]), f64([3.0])
+    x, w = t64([[1.0], [2.0]]), t64([3.0])
     mapped = ts.vmap(f, in_axes=(0,))
     assert mapped(x, w=w).numpy().tolist() == [3.5, 6.5]
     assert mapped(x, w=w, eps=1.5).numpy().tolist() == [4.5, 7.5]
@@ -288,7 +285,7 @@ def test_defaults_are_not_mapped_and_named_arguments_are_whole() -> None:
     mapped(x, w=w, eps=2.5)  # a number that may be traced is: no new trace
     assert mapped.specializations == before
     g = ts.grad(lambda x, n=2: ts.sum(x**3) * n)
-    assert g(f64([2.0])).item() == 24.0
+    assert g(t64([2.0])).item() == 24.0
     with pytest.raises(ArgumentError, match="missing a required argument: 'w'"):
         ts.grad(f)(x)
 
@@ -306,7 +303,7 @@ def test_a_transform_can_be_inspected() -> None:
 
 
 def test_vmap_out_axes_none_and_errors(rng: np.random.Generator) -> None:
-    x = f64(rng.standard_normal((3, 2)))
+    x = t64(rng.standard_normal((3, 2)))
     whole = ts.vmap(lambda v: (v, ts.ones((2,))), out_axes=(0, None))(x)
     assert whole[1].shape == (2,)
     with pytest.raises(Exception, match="out_axes is None for a result that depends"):
@@ -314,7 +311,7 @@ def test_vmap_out_axes_none_and_errors(rng: np.random.Generator) -> None:
     with pytest.raises(ShapeError, match="mapped extents differ: args.0 has 3, args.1 has 2"):
         ts.vmap(lambda a, b: a)(x, x[:2])
     with pytest.raises(ShapeError, match="vmap over a scalar"):
-        ts.vmap(lambda a: a)(f64(1.0))
+        ts.vmap(lambda a: a)(t64(1.0))
     with pytest.raises(ArgumentError, match="at least one mapped"):
         ts.vmap(lambda a: a, in_axes=None)(x)
     with pytest.raises(ArgumentError, match="in_axes has 2 entries for 1"):
@@ -339,8 +336,8 @@ def test_vmap_equals_the_stacked_loop(rng: np.random.Generator) -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         return ts.tanh(x @ y)
 
-    out = ts.vmap(f, in_axes=(0, None))(f64(a), f64(b))
-    want = np.stack([f(f64(row), f64(b)).numpy() for row in a])
+    out = ts.vmap(f, in_axes=(0, None))(t64(a), t64(b))
+    want = np.stack([f(t64(row), t64(b)).numpy() for row in a])
     assert_close(out.numpy(), want, n=2)
     assert_close(out.numpy(), np.tanh(a @ b), n=2)
 
@@ -353,13 +350,13 @@ def test_jacobians_of_several_arguments_and_nested_results(rng: np.random.Genera
         return {"y": m @ v, "s": ts.sum(v * v)}
 
     for jac in (ts.jacrev, ts.jacfwd):
-        out = jac(f, argnums=(0, 1))(f64(a), f64(b))
+        out = jac(f, argnums=(0, 1))(t64(a), t64(b))
         want = np.einsum("ij,k->ijk", np.eye(2), b)
         assert_close(out["y"][0].numpy(), want)
         assert_close(out["y"][1].numpy(), a)
         assert_close(out["s"][1].numpy(), 2 * b)
         assert out["s"][0].shape == (2, 3) and not out["s"][0].numpy().any()
-        assert_close(jac(lambda m, v: m @ v, argnums=1)(f64(a), f64(b)).numpy(), a)
+        assert_close(jac(lambda m, v: m @ v, argnums=1)(t64(a), t64(b)).numpy(), a)
 
 
 def test_hessian_and_hvp(rng: np.random.Generator) -> None:
@@ -368,29 +365,29 @@ def test_hessian_and_hvp(rng: np.random.Generator) -> None:
     def f(u: Tensor, v: Tensor) -> Tensor:
         return ts.sum(u * u * u * v)
 
-    h = ts.hessian(f)(f64(x), f64(y))
+    h = ts.hessian(f)(t64(x), t64(y))
     assert_close(h.numpy(), np.diag(6 * x * y))
-    grid = ts.hessian(f, argnums=(0, 1))(f64(x), f64(y))
+    grid = ts.hessian(f, argnums=(0, 1))(t64(x), t64(y))
     assert_close(grid[0][1].numpy(), np.diag(3 * x * x))
     assert_close(grid[1][0].numpy(), np.diag(3 * x * x))
     assert not grid[1][1].numpy().any()
-    assert_close(ts.hvp(lambda u: ts.sum(u**3), (f64(x),), (f64(t),)).numpy(), 6 * x * t)
+    assert_close(ts.hvp(lambda u: ts.sum(u**3), (t64(x),), (t64(t),)).numpy(), 6 * x * t)
 
 
 def test_jacobians_of_nested_arguments(rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((2, 3))
-    params = {"a": f64(a), "more": [f64(b), f64(2.0)]}
+    params = {"a": t64(a), "more": [t64(b), t64(2.0)]}
 
     def f(p: dict, x: Tensor) -> Tensor:
         return ts.sum(ts.sin(p["a"]) * p["more"][0] ** 2) * p["more"][1] * x
 
-    h = ts.hessian(f)(params, f64(0.5))
+    h = ts.hessian(f)(params, t64(0.5))
     assert_close(h["a"]["a"].numpy(), np.diag(-np.sin(a) * b * b))
     assert_close(h["a"]["more"][0].numpy(), np.diag(np.cos(a) * 2 * b))
     assert_close(h["more"][0]["more"][0].numpy(), np.diag(2 * np.sin(a)))
     assert_close(h["more"][1]["a"].numpy(), np.cos(a) * b * b / 2)
     for jac in (ts.jacrev, ts.jacfwd):
-        out = jac(lambda p, x: {"y": p["a"] * x}, argnums=(0, 1))(params, f64(b))["y"]
+        out = jac(lambda p, x: {"y": p["a"] * x}, argnums=(0, 1))(params, t64(b))["y"]
         assert_close(out[0]["a"].numpy(), np.diag(b))
         assert out[0]["more"][0].shape == (3, 3) and not out[0]["more"][0].numpy().any()
         assert_close(out[1].numpy(), np.diag(a))
@@ -399,7 +396,7 @@ def test_jacobians_of_nested_arguments(rng: np.random.Generator) -> None:
 
 
 def test_jacobians_keep_what_is_no_tensor_in_arguments() -> None:
-    x = {"w": f64([2.0, 3.0]), "square": True, "name": "layer", "more": None}
+    x = {"w": t64([2.0, 3.0]), "square": True, "name": "layer", "more": None}
 
     def f(p: dict) -> Tensor:
         return p["w"] ** 2 if p["square"] else p["w"]
@@ -436,7 +433,7 @@ COMPOSED: dict[str, Callable] = {
 @pytest.mark.parametrize("name", COMPOSED)
 def test_composed_transforms_are_their_differences(name: str, rng: np.random.Generator) -> None:
     """The composition differentiated once more, both modes, against differences in f64."""
-    assert ts.gradcheck(COMPOSED[name], (f64(0.5 * rng.standard_normal((2, 3))),))
+    assert ts.gradcheck(COMPOSED[name], (t64(0.5 * rng.standard_normal((2, 3))),))
 
 
 def test_composed_values_against_differences(rng: np.random.Generator) -> None:
@@ -449,13 +446,13 @@ def test_composed_values_against_differences(rng: np.random.Generator) -> None:
         for i in np.ndindex(row.shape):
             d = np.zeros_like(row)
             d[i] = eps
-            out[i] = (mix(f64(row + d)).item() - mix(f64(row - d)).item()) / (2 * eps)
+            out[i] = (mix(t64(row + d)).item() - mix(t64(row - d)).item()) / (2 * eps)
         return out
 
     rows = np.stack([slope(r) for r in x])
-    np.testing.assert_allclose(COMPOSED["vmap(grad)"](f64(x)).numpy(), rows, atol=1e-8)
-    np.testing.assert_allclose(COMPOSED["jit(vmap(grad))"](f64(x)).numpy(), rows, atol=1e-8)
-    np.testing.assert_allclose(COMPOSED["jvp(grad)"](f64(x)).numpy(), (
+    np.testing.assert_allclose(COMPOSED["vmap(grad)"](t64(x)).numpy(), rows, atol=1e-8)
+    np.testing.assert_allclose(COMPOSED["jit(vmap(grad))"](t64(x)).numpy(), rows, atol=1e-8)
+    np.testing.assert_allclose(COMPOSED["jvp(grad)"](t64(x)).numpy(), (
         slope(x + eps * np.cos(x)) - slope(x - eps * np.cos(x))) / (2 * eps), atol=1e-3)
 
 
@@ -471,17 +468,17 @@ def test_closures_at_every_depth(rng: np.random.Generator) -> None:
 
             return ts.sum(inner(x * w) ** 2)
 
-        return ts.sum(ts.vmap(row)(f64(xs)))
+        return ts.sum(ts.vmap(row)(t64(xs)))
 
-    assert ts.gradcheck(outer, (f64(a),))
-    got = outer(f64(a)).item()
+    assert ts.gradcheck(outer, (t64(a),))
+    got = outer(t64(a)).item()
     want = sum(np.sum((a * np.cos(x * a) * x * x * a) ** 2) for x in xs)
     assert got == pytest.approx(want, rel=1e-12)
 
 
 def test_third_derivative() -> None:
     third = ts.grad(ts.grad(ts.grad(lambda x: x**4)))
-    assert third(f64(2.0)).item() == 48.0
+    assert third(t64(2.0)).item() == 48.0
 
 
 # --- gradcheck --------------------------------------------------------------------------------
@@ -492,12 +489,12 @@ def test_gradcheck_shows_the_wrong_element() -> None:
 
     wrong.defjvp(lambda p, t: (p[0] * p[0], t[0] * p[0] * ts.tensor([2.0, 2.5], ts.f64)))
     with pytest.raises(GradError) as err:
-        ts.gradcheck(lambda a, b: wrong(a) + b, (f64([1.0, 3.0]), f64([1.0, 1.0])))
+        ts.gradcheck(lambda a, b: wrong(a) + b, (t64([1.0, 3.0]), t64([1.0, 1.0])))
     text = str(err.value)
     assert "args.0[1]" in text and "<--" in text and "reverse" in text and "forward" in text
     bad = [line for line in text.splitlines() if "<--" in line]
     assert len(bad) == 2 and all("args.0" in line for line in bad)
-    assert ts.gradcheck(lambda a, b: a * a + b, (f64([1.0, 3.0]), f64([1.0, 1.0])), order=2)
+    assert ts.gradcheck(lambda a, b: a * a + b, (t64([1.0, 3.0]), t64([1.0, 1.0])), order=2)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, ts.jit], ids=["plain", "compiled"])
@@ -526,9 +523,9 @@ def test_gradcheck_of_a_rule_for_one_mode_says_which() -> None:
 def test_gradcheck_converts_and_checks_its_arguments() -> None:
     assert ts.gradcheck(lambda x, n: x * x * ts.cast(n, "f64"), (f32([1.0, 2.0]), ts.tensor([3])))
     with pytest.raises(ArgumentError, match="as a tuple"):
-        ts.gradcheck(bump, f64([1.0]))
+        ts.gradcheck(bump, t64([1.0]))
     with pytest.raises(ArgumentError, match="no mode 'sideways'"):
-        ts.gradcheck(bump, (f64([1.0]),), modes=("sideways",))
+        ts.gradcheck(bump, (t64([1.0]),), modes=("sideways",))
     with pytest.raises(GradError, match="no argument has a floating type"):
         ts.gradcheck(lambda n: n, (ts.tensor([3]),))
 

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from lowered_functions import normal
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tolerance import assert_close
 
 TARGET = "sm_90a"
-
-
-def drawn(rng: np.random.Generator, *shape: int) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 def gradient(x: Any, dy: Any) -> Any:
@@ -26,7 +23,7 @@ def gradient(x: Any, dy: Any) -> Any:
 @pytest.mark.parametrize("shape", [(3, 40), (2, 9000), (2, 5, 33)])
 def test_the_gradient_of_a_softmax(shape: tuple, rng: np.random.Generator) -> None:
     """Two passes of statistics: the maximum, then both sums."""
-    x, dy = 4 * drawn(rng, *shape), drawn(rng, *shape)
+    x, dy = 4 * normal(rng, *shape), normal(rng, *shape)
     program = CudaProgram(ts.jit(gradient).graph(x, dy), TARGET)
     (group,) = program.plan.groups
     if shape[-1] == 9000:
@@ -39,7 +36,7 @@ def test_the_gradient_of_a_softmax(shape: tuple, rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_a_mean_by_weights(keepdims: bool, rng: np.random.Generator) -> None:
-    x, v = drawn(rng, 7, 50), drawn(rng, 7, 50)
+    x, v = normal(rng, 7, 50), normal(rng, 7, 50)
 
     def fn(x: Any, v: Any) -> Any:
         return ts.sum(v * ts.softmax(x), axis=-1, keepdims=keepdims)
@@ -59,7 +56,7 @@ def test_a_mean_by_weights(keepdims: bool, rng: np.random.Generator) -> None:
     lambda x, v: ts.sum(v[:1] * ts.softmax(x), axis=0),                            # along columns
 ])
 def test_other_sums_stay(fn: Any, rng: np.random.Generator) -> None:
-    x, v = abs(drawn(rng, 7, 50)) + 1, drawn(rng, 7, 50)
+    x, v = abs(normal(rng, 7, 50)) + 1, normal(rng, 7, 50)
     program = CudaProgram(ts.jit(fn).graph(x, v), TARGET)
     assert [s.op for g in program.plan.groups for s in g.steps][-1] == "reduce_sum"
     (got,) = program.run([x, v])

@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 import tile_gpu
-from attention_cases import truth
+from attention_cases import numbers, truth
 from gpu_harness import needs_hopper
 from library_cases import attention as attention_in_f64
 from tessera import bf16, f16
@@ -22,11 +22,6 @@ from tessera.kernels.attention_backward import (
 from tessera.kernels.attention_in_turn import attention_in_turn
 from tessera.runtime.device import device
 
-
-def numbers(rng, *shape):
-    return rng.standard_normal(shape).astype(bf16.numpy)
-
-
 CASES = [(64, 128, 128, 1, False), (64, 333, 333, 1, True), (64, 1000, 1000, 2, True),
          (64, 72, 1096, 2, False), (128, 128, 128, 1, True), (128, 333, 333, 2, False),
          (128, 1000, 1000, 1, True), (128, 72, 1096, 2, True), (80, 200, 200, 2, True),
@@ -36,8 +31,8 @@ CASES = [(64, 128, 128, 1, False), (64, 333, 333, 1, True), (64, 1000, 1000, 2, 
 @pytest.mark.parametrize("D, S, T, group, causal", CASES, ids=str)
 def test_as_on_the_interpreter(rng, D, S, T, group, causal):
     H = 4
-    q, g = numbers(rng, H, S, D), numbers(rng, H, S, D)
-    k, v = numbers(rng, H // group, T, D), numbers(rng, H // group, T, D)
+    q, g = numbers(rng, bf16, H, S, D), numbers(rng, bf16, H, S, D)
+    k, v = numbers(rng, bf16, H // group, T, D), numbers(rng, bf16, H // group, T, D)
     lse = np.abs(rng.standard_normal((H, S))).astype(np.float32) + 4  # weights of about 1 / 16
     delta, scale = rng.standard_normal((H, S)).astype(np.float32), D ** -0.5
     chip = device().target.generation
@@ -56,7 +51,7 @@ def test_as_on_the_interpreter(rng, D, S, T, group, causal):
 def test_gradients_of_functions(rng, D, S, cotangent, causal):
     """Through ts.vjp, against f64 differences of the meaning; and two runs give the same bits.
     With a cotangent as wide as operands the kernel of queries sums its products with the result."""
-    q, k, v, g = (ts.tensor(numbers(rng, 1, 2, S, D), "bf16") for _ in "qkvg")
+    q, k, v, g = (ts.tensor(numbers(rng, bf16, 1, 2, S, D), "bf16") for _ in "qkvg")
 
     @ts.jit
     def both(q, k, v, g):
@@ -77,7 +72,7 @@ def test_gradients_of_functions(rng, D, S, cotangent, causal):
 def test_pairs_of_blocks_give_the_same_bits(rng, S, monkeypatch):
     """Blocks that bring keys and values for each other; of an odd number of them one has no
     queries."""
-    given = [ts.tensor(numbers(rng, 1, 3, S, 64), "bf16").to("cuda") for _ in "qkvg"]
+    given = [ts.tensor(numbers(rng, bf16, 1, 3, S, 64), "bf16").to("cuda") for _ in "qkvg"]
     found = []
     for queries in (S, LONG):
         def block(dtype, width, chip, many=queries, **rules):
@@ -117,7 +112,7 @@ def test_gradients_in_turn(rng, monkeypatch):
     """Of functions, again and again."""
     monkeypatch.setattr(attention_kernels, "in_turn", lambda *_: {"heads": 3, "slots": 6})
     S = 1024
-    q, k, v, g = (ts.tensor(numbers(rng, 1, 12, S, 128), "bf16") for _ in "qkvg")
+    q, k, v, g = (ts.tensor(numbers(rng, bf16, 1, 12, S, 128), "bf16") for _ in "qkvg")
     both = ts.jit(lambda *x: tuple(ts.cast(y, "bf16") for y in ts.vjp(
         ts.attention, *x[:3])[1](ts.cast(x[3], "f32"))))
     given = [x.to("cuda") for x in (q, k, v, g)]

@@ -6,23 +6,12 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from attention_cases import attended64
 from gpu_harness import require_gpu
 from tessera.stdlib import flash_attention_2
 from tolerance import assert_close
 
 require_gpu()
-
-
-def truth(q, k, v, causal):
-    """The result in f64, and the size of its terms."""
-    q, k, v = (np.asarray(ts.cast(x, "f64")) for x in (q, k, v))
-    (S, D), T, group = q.shape[-2:], k.shape[-2], q.shape[1] // k.shape[1]
-    k, v = (np.repeat(x, group, 1) for x in (k, v))
-    s = q @ k.swapaxes(-1, -2) / np.sqrt(D)
-    s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf) if causal else s
-    p = np.exp(s - s.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return p @ v, np.sqrt(p**2 @ v**2)
 
 
 @pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
@@ -32,7 +21,7 @@ def truth(q, k, v, causal):
 def test_few_queries(B, H, Hk, S, T, D, rng):
     q, k, v = (ts.tensor(rng.standard_normal((B, h, n, D)).astype(np.float32), "bf16")
                for h, n in ((H, S), (Hk, T), (Hk, T)))
-    want, size = truth(q, k, v, True)
+    want, size = attended64(q, k, v, True)
     there = [x.to("cuda") for x in (q, k, v)]
     f = ts.jit(lambda *x: ts.attention(*x, causal=True))
     with ts.config.scope(poison=True):
@@ -55,7 +44,7 @@ def test_a_cache_of_codes(S, n, codes, D, rng):
         got = np.asarray(ts.cast(f(q, cache), "f64"))
     kernel = "cluster" if S == 1 else "rows"
     assert (f"call decode_{kernel}(" in f.inspect_ir("schedule")) == (S <= 16)
-    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, True))
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in attended64(q, k, v, True))
     assert_close(got, want, "bf16", n=2, scale=size)
 
 
@@ -73,5 +62,5 @@ def test_a_cache_whose_length_is_data(S, n, room, causal, rng):
         got = np.asarray(ts.cast(f(q, cache), "f64"))
     kind = "many_rows" if S * 4 > 16 or room > 4096 else "cluster" if room <= 3072 else "rows"
     assert f"call decode_{kind}" in f.inspect_ir("schedule")
-    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, causal))
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in attended64(q, k, v, causal))
     assert_close(got, want, "bf16", n=2, scale=size)

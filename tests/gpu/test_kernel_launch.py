@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from device_kernels import fresh
 from gpu_harness import host_us, require_gpu
 from kernels import seeds
 from tessera import config
@@ -25,11 +26,6 @@ require_gpu()
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ["torch", "cupy", "jax", "interface", "dlpack", "numpy", "tessera"]
-
-
-def fresh(kernel):
-    """The same kernel, never called."""
-    return ts.kernel(kernel.fn)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,12 @@ import pytest
 
 import tessera as ts
 from gpu_harness import require_gpu
-from tessera import Tensor, bf16, f32, i32, stdlib
+from graph_kernels import (
+    below,
+    matmul,
+    patch,
+)
+from tessera import Tensor, f32, i32, stdlib
 from tessera.runtime.device import device
 from tolerance import assert_close
 
@@ -23,22 +28,6 @@ def cube(x: Tensor["N"], y: Tensor["N"], a: f32 = 1.0):
 
 cube.defvjp(lambda x, y, a: ((cube(x, y, a), y)[1], (x, a)),
             lambda saved, g: (g * 3.0 * saved[0] * saved[0] * saved[1], None))
-
-
-@ts.kernel
-def matmul(a: Tensor["M", "K", bf16], b: Tensor["K", "N", bf16]) -> Tensor["M", "N", f32]:
-    acc = tile.zeros((64, 64), f32)
-    for k in range(0, K, 64):
-        acc = tile.dot(tile.load(a[tile_m:tile_m + 64, k:k + 64]),
-                       tile.load(b[k:k + 64, tile_n:tile_n + 64]), acc)
-    return acc
-
-
-@ts.kernel
-def patch(x: Tensor["N"], y: Tensor["N"]):
-    i = tile.linear_id()
-    if i < N // 2:
-        y[i] += x[i]
 
 
 @ts.kernel
@@ -170,13 +159,6 @@ def test_rows_draw_by_their_own_keys():
         f = ts.jit(lambda x: ts.vmap(lambda x: into_zeros(dropped, x))(x), target=target)
         made.append([f(x).numpy() for _ in range(2)])
     assert np.array_equal(*made) and len({r.tobytes() for r in made[0][0]}) == 5
-
-
-@ts.kernel
-def below(x: Tensor["N", f32], limit: f32):
-    i = tile.linear_id()
-    if i < N:
-        assert x[i] < limit, f"x is {x[i]}"
 
 
 def test_a_kernel_that_asserts_runs_though_it_gives_nothing(rng):

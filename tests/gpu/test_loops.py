@@ -6,17 +6,10 @@ import numpy as np
 
 import tessera as ts
 from gpu_harness import require_gpu
+from loop_programs import nested, newton
 from tessera.graph import host_loop
 
 require_gpu()
-
-
-def newton(x):
-    def goes_on(c):
-        return (ts.max(ts.abs(c[0] - c[1])) > 1e-6) & (c[2] < 50)
-
-    return ts.while_loop(goes_on, lambda c: (0.5 * (c[0] + x / c[0]), c[0], c[2] + 1),
-                         (x, x + 1.0, ts.tensor(0, "int32")))
 
 
 def test_a_while_loop(rng):
@@ -28,17 +21,6 @@ def test_a_while_loop(rng):
         np.testing.assert_allclose(y.numpy(), np.sqrt((k + 1.0) * x.numpy().astype(float)),
                                    rtol=1e-6)
     assert f.capture.startswith("on: ") and "in one launch" in f.capture
-
-
-def nested(x, w):
-    """Loops in loops of the other sort, and a loop in one of its own."""
-    def inner(c):
-        return ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 30.0, lambda c: c * 1.5 + 0.1, c)
-
-    rows = ts.scan(lambda c, _: (inner(c) * 0.1 @ w, c), x, None, length=3)
-    outer = ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 200.0, lambda c: inner(0.1 * c) + ts.scan(
-        lambda h, _: (h @ w + c, None), c, None, length=2)[0], x)
-    return *rows, outer
 
 
 def test_loops_in_loops(rng, monkeypatch):

@@ -10,16 +10,13 @@ import pytest
 
 import tessera as ts
 from gpu_harness import require_gpu
+from lowered_functions import normal
 from tessera.runtime.device import device
 from tessera.runtime.memory_pools import holders
 from tessera.runtime.timeline import EventTimeline, KernelEvent
 from tolerance import assert_close
 
 require_gpu()
-
-
-def normal(rng: Any, *shape: int, dtype: Any = None) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 def in_use() -> int:

@@ -9,14 +9,11 @@ import pytest
 
 import tessera as ts
 from gpu_harness import require_gpu
+from lowered_functions import normal
 from tessera.runtime.device import device, device_count
 from tolerance import assert_close
 
 require_gpu()
-
-
-def normal(rng: Any, *shape: int, dtype: Any = None) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "fp8_e4m3", "int64", "bool_", "fp4_e2m1", "int4",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import time
@@ -11,17 +10,15 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from attention_cases import attended64
 from gpu_harness import require_gpu
+from lowered_functions import normal
 from tessera import Tensor, bf16, f32
 from tessera.numerics import as_type, row_bytes
 from tessera.runtime.device import device
 
 require_gpu()
 tile = ts.tile
-
-
-def normal(rng, *shape, dtype=None):
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 def wide(x):
@@ -196,21 +193,12 @@ def test_exchange_imports_no_torch():
 
 
 # --- operations -----------------------------------------------------------------------------------
-def attention64(q, k, v, causal):
-    q, k, v = map(wide, (q, k, v))
-    s = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    if causal:
-        s = np.where(np.tril(np.ones(s.shape[-2:], bool), s.shape[-1] - s.shape[-2]), s, -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True) @ v
-
-
 @pytest.mark.row("OPS-26")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("S", [1, 77, 200])
 def test_flash_attention_in_both_forms(S, causal, rng):
     q, k, v = on_gpu(*(normal(rng, 2, 3, S, 64, dtype="bf16") for _ in range(3)))
-    want = attention64(q, k, v, causal)
+    want = attended64(*map(wide, (q, k, v)), causal)[0]
     for got in (ts.flash_attention(q, k, v, causal=causal),
                 ts.flash_attention(q, k, v, is_causal=causal),
                 ts.jit(lambda *x: ts.flash_attention(*x, causal=causal))(q, k, v)):

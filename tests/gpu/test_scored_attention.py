@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64, seen_keys
+from attention_cases import attention64, numbers, seen_keys
 from hopper_lowering import distance
 from tessera import bf16
 
@@ -40,7 +40,7 @@ def wanted(wide, rule):
 def test_a_function_of_scores(rng, D, causal):
     """A slope of distances for each head, and a square: the gradient has the function's slope."""
     S, H, added = 700, 2, np.arange(700)[None, :] - np.arange(700)[:, None]
-    arrays = [numbers(rng, 1, H, S, D) for _ in "qkvg"]
+    arrays = [numbers(rng, bf16, 1, H, S, D) for _ in "qkvg"]
 
     def score(s, b, h, i, j):
         return ts.tanh(s) + 0.01 * (h + 1) * ts.minimum(j - i, 0)
@@ -62,7 +62,7 @@ def test_a_function_of_scores(rng, D, causal):
                          ids=["no keys", "large scores"])
 def test_no_keys_to_see_and_scores_of_any_size_are_finite(rng, rule):
     """Queries that see no key have zeros as their result and as their cotangents."""
-    arrays = [numbers(rng, 2, 2, 256, 64) for _ in "qkvg"]
+    arrays = [numbers(rng, bf16, 2, 2, 256, 64) for _ in "qkvg"]
 
     @ts.jit
     def both(q, k, v, g):
@@ -78,16 +78,12 @@ def test_no_keys_to_see_and_scores_of_any_size_are_finite(rng, rule):
         assert all(distance(x[1], w[1]) < 1e-2 for x, w in zip(found, want, strict=False))
 
 
-def numbers(rng, *shape):
-    return rng.standard_normal(shape).astype(bf16.numpy)
-
-
 @pytest.mark.parametrize("D, S, heads", [(64, 1000, (2, 2)), (128, 777, (4, 2)), (64, 4200, (1, 1)),
                                          (256, 300, (2, 1))], ids=str)
 @pytest.mark.parametrize("rule", RULES)
 def test_gradients_of_functions(rng, rule, D, S, heads):
     given = rows_of(RULES[rule], 2, S, S, rng)
-    arrays = [numbers(rng, 2, h, S, D) for h in (heads[0], heads[1], heads[1], heads[0])]
+    arrays = [numbers(rng, bf16, 2, h, S, D) for h in (heads[0], heads[1], heads[1], heads[0])]
     xs = [ts.tensor(x, "bf16").to("cuda") for x in arrays]
 
     @ts.jit
@@ -108,7 +104,7 @@ def test_gradients_of_functions(rng, rule, D, S, heads):
 def test_few_queries(rng, rule, S):
     """As in decoding: few keys of a window, many in parts."""
     given = rows_of(RULES[rule], 2, S, 3000, rng)
-    q, k, v = numbers(rng, 2, 8, S, 128), *(numbers(rng, 2, 2, 3000, 128) for _ in "kv")
+    q, k, v = numbers(rng, bf16, 2, 8, S, 128), *(numbers(rng, bf16, 2, 2, 3000, 128) for _ in "kv")
     xs = [ts.tensor(x, "bf16").to("cuda") for x in (q, k, v)]
     y = ts.jit(lambda q, k, v: ts.attention(q, k, v, **given))(*xs)
     want = wanted([x.astype(np.float64) for x in (q, k, v, q)], given)[0]

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from attention_cases import attended64
 from conformance.test_kernel_rows import stored_copy
 from gpu_harness import require_gpu
 from kernels import seeds
@@ -191,15 +192,6 @@ def test_the_copy_of_the_memory_hierarchy(rng):
 
 
 # --- attention ------------------------------------------------------------------------------------
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
-    q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    s = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    if causal:  # the last query sees every key
-        s = np.where(np.tril(np.ones(s.shape[-2:], bool), s.shape[-1] - s.shape[-2]), s, -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True) @ v
-
-
 SMALL = ts.Schedule(m=64, n=64, warps=4, stages=2)
 
 
@@ -212,7 +204,7 @@ def test_one_block_of_flash_attention_as_printed(kernel, length, causal, rng):
     """The second of its corrections is 1 where there is no other block."""
     args = tuple(halves(rng, 3, length, 64) for _ in range(3))
     got, _ = on_gpu(kernel.with_schedule(SMALL), "torch", (*args, causal))
-    assert np.abs(got - attention(*args, causal)).max() < 0.02
+    assert np.abs(got - attended64(*args, causal)[0]).max() < 0.02
 
 
 @pytest.mark.row("EX-33", "TILE-10", "TILE-11", "TILE-23", "KERN-10")
@@ -225,7 +217,7 @@ def test_flash_attention(length, causal, library, rng):
     got, _ = on_gpu(kernel, library, (*args, causal))
     with config.scope(device="cpu"):
         assert np.abs(got - get(kernel(*args, causal))).max() < 0.01
-    assert np.abs(got - attention(*args, causal)).max() < 0.02
+    assert np.abs(got - attended64(*args, causal)[0]).max() < 0.02
 
 
 @pytest.mark.row("EX-33")
@@ -233,7 +225,7 @@ def test_flash_attention_corrected_twice_is_wrong(rng):
     args = tuple(halves(rng, 4, 256, 64) for _ in range(3))
     kernel = ordered(seeds.flash_printed).with_schedule(SMALL)
     got, _ = on_gpu(kernel, "torch", args)
-    assert np.abs(got - attention(*args, True)).max() > 0.1
+    assert np.abs(got - attended64(*args, True)[0]).max() > 0.1
 
 
 @pytest.mark.row("EX-33", "KERN-15", "DBG-16", "SCHED-16")
@@ -242,7 +234,7 @@ def test_every_candidate_of_flash_attention(rng, tmp_path):
     kernel = ordered(seeds.flash_attention)
     with config.scope(cache_dir=tmp_path):
         got, _ = on_gpu(kernel, "torch", args)
-    assert np.abs(got - attention(*args, True)).max() < 0.02
+    assert np.abs(got - attended64(*args, True)[0]).max() < 0.02
     trace = kernel.tuning_trace
     print(trace.text())
     assert len(trace) == 16 and trace.count("chosen") == 1
@@ -261,7 +253,7 @@ def test_the_goals_attention(queries, keys, causal, blocks, rng):
     kernel = seeds.tuned_attention.with_schedule(ts.Schedule(m=m, n=n, BD=64, warps=4, stages=2))
     args = (halves(rng, 2, queries, 64), halves(rng, 2, keys, 64), halves(rng, 2, keys, 64))
     got, _ = on_gpu(kernel, "torch", args, dropout=0.0, causal=causal)
-    assert np.abs(got - attention(*args, causal)).max() < 0.02
+    assert np.abs(got - attended64(*args, causal)[0]).max() < 0.02
     ts.random.seed(7)
     dropped, _ = on_gpu(kernel, "torch", args, dropout=DROPPED, causal=causal)
     ts.random.seed(7)

@@ -11,13 +11,9 @@ import tessera as ts
 from mesh import regions
 from mesh.launch import mpirun, needs_mpi
 from mesh.regions import COL, LAYOUTS, ROW, WHOLE, arrays, gradients, update
-from tolerance import assert_close
+from tolerance import assert_close, f64
 
 SCRIPT = Path(regions.__file__)
-
-
-def f64(x):
-    return np.asarray(x, np.float64)
 
 
 def expected():

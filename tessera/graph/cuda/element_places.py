@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from ...lazy_dataclass import dataclass
 
@@ -110,6 +111,9 @@ class ElementPlace:
         return " + ".join(parts)
 
 
+Places = tuple[ElementPlace, ...]
+
+
 def _single(text: str, least: int, most: int, guarded: bool) -> ElementPlace:
     if least == most:
         return ElementPlace.number(least)
@@ -137,4 +141,35 @@ def unflat(number: ElementPlace, shape: Sequence[int]) -> tuple[ElementPlace, ..
     return tuple(reversed(out))
 
 
-__all__ = ["ElementPlace", "flat", "unflat"]
+# --- moves --------------------------------------------------------------------------------------
+def broadcast_places(at: Places, shape: tuple[int, ...]) -> Places:
+    """In what is stretched to the places' axes."""
+    own = at[len(at) - len(shape):]
+    return tuple(ElementPlace.number(0) if n == 1 else p for p, n in zip(own, shape, strict=True))
+
+
+def _sliced(at: Places, x: Any, attrs: Any, y: Any) -> Places:
+    return tuple(p.times(step).plus(start) for p, start, step in zip(
+        at, attrs["starts"], attrs["steps"], strict=True))
+
+
+def _transposed(at: Places, x: Any, attrs: Any, y: Any) -> Places:
+    own = [ElementPlace.number(0)] * len(at)
+    for p, a in zip(at, attrs["axes"], strict=True):
+        own[a] = p
+    return tuple(own)
+
+
+def _flipped(at: Places, x: Any, attrs: Any, y: Any) -> Places:
+    return tuple(p.times(-1).plus(n - 1) if a in attrs["axis"] else p
+                 for a, (p, n) in enumerate(zip(at, x, strict=True)))
+
+
+# Where the element of a result at some places lies in what it is moved from, of extents x.
+MOVED = {
+    "slice": _sliced, "transpose": _transposed, "flip": _flipped,
+    "broadcast_to": lambda at, x, attrs, y: broadcast_places(at, x),
+    "reshape": lambda at, x, attrs, y: unflat(flat(at, y), x),
+}
+
+__all__ = ["MOVED", "ElementPlace", "Places", "broadcast_places", "flat", "unflat"]

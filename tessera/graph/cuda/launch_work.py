@@ -13,6 +13,7 @@ from ...lazy_dataclass import dataclass
 from ...tile.passes.operation_counts import count, rate_of
 from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
+from .kernels.kernel_kinds import kernel_kinds
 from .program.collective_steps import CollectiveStep
 from .program.host_steps import HostStep
 from .program.library_steps import LibraryStep
@@ -22,19 +23,8 @@ from .program.node_kernels import NodeKernel, NodeLaunch
 if TYPE_CHECKING:
     from .program.run import CudaProgram, GroupLaunch
 
-# The sort of work that each kind of group is; of a user's or the library's kernel see `_sort`.
-SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",
-         "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
-         "update": "move", "gather": "index", "segments": "index", "last": "index",
-         "parts": "index", "runs": "index", "atomic_sums": "index", "integer_sums": "index",
-         "row_dots": "reduction",
-         "steps": "elementwise", "computed": "elementwise", "small_system": "elementwise",
-         "small_product": "matmul",
-         "sort": "sort", "merge": "sort", "order": "sort", "merge_cuts": "sort",
-         "merge_keys": "sort",
-         "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
-         "keys": "elementwise", "key_bits": "elementwise",
-         "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
+# The sort of work of kinds of groups without a kernel; of a user's or the library's see `_sort`.
+SORTS = {"library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +85,8 @@ def group_work(group: ScheduledGroup) -> LaunchWork:
     anchored = group.kind in ("gemm", "attention")
     matmuls = group.steps[0].flops if anchored else 0.0
     rate = rate_of(group.reads[0].type.dtype, None) if anchored else "f32"
-    sort, part = SORTS[group.kind], part_of(group.where)
+    kind, part = kernel_kinds().get(group.kind), part_of(group.where)
+    sort = kind.work if kind else SORTS[group.kind]
     if not anchored and part_of(group.steps[-1].where) == "optimizer":  # behind a cast, say
         part = "optimizer"
     if part == "optimizer" and sort in ("elementwise", "reduction", "move"):

@@ -37,17 +37,11 @@ from .kernels.anchors import anchor_extents, anchor_frame
 from .kernels.batch_key import batch_key, is_flat, parts_that_come, sent_by
 from .kernels.column_frames import column_frame, reductions
 from .kernels.column_passes import join_columns, schedule_column_passes
-from .kernels.computed_moves import schedule_computed
-from .kernels.elements import schedule_elements
-from .kernels.extrema import schedule_position
-from .kernels.fold_keys import schedule_key, schedule_key_bits, schedule_keys
-from .kernels.gathered_rows import schedule_dots
 from .kernels.gathers import around
 from .kernels.generate_kernels import kernel_of
 from .kernels.group_statements import COLUMNS, depends_on_index
 from .kernels.group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
-from .kernels.integer_sums import schedule_integer_sums
-from .kernels.key_merges import schedule_merge_cuts, schedule_merge_keys
+from .kernels.kernel_kinds import kernel_kinds
 from .kernels.long_strips import add_long_strips, long_strips
 from .kernels.loop_blocks import (
     flat_rows,
@@ -58,8 +52,6 @@ from .kernels.loop_blocks import (
     row_block,
 )
 from .kernels.matmul_form import matmul_form
-from .kernels.pointwise_loops import schedule_steps
-from .kernels.row_order import schedule_order
 from .kernels.row_parts import SCHEDULE, row_parts
 from .kernels.row_passes import (
     STAGED_COLUMNS,
@@ -69,16 +61,9 @@ from .kernels.row_passes import (
     staged_rows,
     statistics_deep,
 )
-from .kernels.scans import join_scans, schedule_scan
-from .kernels.scatters import schedule_last
-from .kernels.searches import schedule_search
-from .kernels.small_matmuls import schedule_small_matmuls
-from .kernels.small_systems import schedule_small
-from .kernels.sorted_segments import schedule_runs
-from .kernels.sorting import schedule_merge, schedule_sort
+from .kernels.scans import join_scans
 from .kernels.spell import COMBINE
-from .kernels.strips import STRIP_SUM, schedule_strips
-from .kernels.unordered_sums import schedule_atomic_sums
+from .kernels.strips import STRIP_SUM
 from .passes.arrival_order import come_by
 from .passes.attention_masks import mask_kind
 from .passes.cached_reads import turn_around
@@ -183,7 +168,9 @@ class _KernelSchedule(ScheduleBuilder):
         super().add(kind, space, reads, writes, steps, schedule, grid, **attrs)
 
     def write(self, group: FusionGroup) -> None:
-        MAKERS[group.kind](self, group)
+        kind = kernel_kinds().get(group.kind)
+        schedule = kind.schedule if kind else None
+        (schedule or MAKERS[group.kind])(self, group)
 
     def attributes(self, node: Node) -> dict[str, Any]:
         return attributes_of(node)
@@ -575,20 +562,10 @@ def _need_effects(graph: Graph) -> None:
                 "do not have", where=node.where, hint='run the function with target="cpu"')
 
 
+# Of kinds that have no kernel of their own, or whose blocks are chosen here.
 MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                              "gather", "segments", "launch", "library", "host",
-                                             "exchange",
-                                             "repeat")}
-MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
-           "computed": schedule_computed,
-           "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
-           "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
-           "last": schedule_last, "key": schedule_key, "keys": schedule_keys,
-           "key_bits": schedule_key_bits, "strips": schedule_strips,
-           "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
-           "steps": schedule_steps, "small_system": schedule_small,
-           "small_product": schedule_small_matmuls,
-           "atomic_sums": schedule_atomic_sums, "integer_sums": schedule_integer_sums}
+                                             "exchange", "repeat")}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

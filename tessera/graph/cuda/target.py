@@ -1,9 +1,7 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
-    loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
-    merge | order | merge_cuts | merge_keys | search | position | scan | last | key | strips |
-    row_dots | steps | small_system | small_product | computed
-              a kernel
+    loop, rows, columns, ...
+              a kernel: those of kernels/kernel_kinds.py
     view      no kernel: the value lies where its operand does; a move whose readers take it as it
               lies is none either
     saved     a copy to the host and one back, or a view (schedule/offload.py)
@@ -32,26 +30,12 @@ from ..schedule.offload import FETCH, OFFLOAD
 from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
 from . import argument_views
-from .kernels import (
-    fold_keys,
-    gathered_rows,
-    integer_sums,
-    key_merges,
-    pointwise_loops,
-    row_order,
-    scatters,
-    small_matmuls,
-    small_systems,
-    sorted_segments,
-    sorting,
-    unordered_sums,
-)
 from .kernels.anchors import anchor_frame
 from .kernels.column_frames import column_frame
+from .kernels.kernel_kinds import kinds_by_op
 from .kernels.scan_kinds import SCANS
 from .kernels.spell import COMBINE, is_light, is_stored, no_kernel, template
 from .kernels.strips import STRIP_TURNED, STRIPS_OF, has_rows, strips_of, takes_strips
-from .passes.computed_moves import COMPUTED
 from .passes.displaced_reads import JOINED
 from .passes.packed_values import DECODE, ELEMENTWISE
 from .program.collective_steps import collective_group
@@ -67,11 +51,6 @@ ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of eac
 # The kind of what an op does with whole lines.
 LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
-# Of ops that passes put into a graph.
-OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
-    sorted_segments.KINDS | unordered_sums.KINDS | integer_sums.KINDS | fold_keys.KINDS | \
-    gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | small_matmuls.KINDS | \
-    {COMPUTED: "computed"}
 
 
 # --- loops ----------------------------------------------------------------------------------------
@@ -187,7 +166,7 @@ def _kind_of(node: Node, space: Space) -> str:
     if kind := indexed_kind(node):
         _check_indexed(node)
         return kind
-    if kind := LINES.get(node.op.lines, "") or OWN.get(node.op, ""):
+    if kind := LINES.get(node.op.lines, "") or kinds_by_op().get(node.op, ""):
         return kind
     return "elements" if node.op.element is not None else ""
 
@@ -254,7 +233,7 @@ def _memory(group: FusionGroup) -> ResultMemory:
     elements is a view where its readers take it as it lies (argument_views.py)."""
     if group.kind == "launch":
         return written_operand(group.nodes[0])
-    if group.kind == "elements":
+    if group.kind in ("elements", "write_places"):
         lies = group.nodes[0].op.lies(group.nodes[0].attrs)
         return lies if lies.kind == "donated" else FRESH
     if group.kind == "move":

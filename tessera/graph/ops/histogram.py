@@ -69,12 +69,12 @@ def histogram(x: Any, bins: Any = 10, range: tuple[float, float] | None = None,
     """
     line, numeric = floating(dequantized(x))
     line = F.flatten(line)
-    edges = _edges(line, bins, range)
+    low, high, edges = _edges(line, bins, range)
     count = edges.shape[0] - 1
-    inside = F.logical_and(F.greater_equal(line, edges[0]), F.less_equal(line, edges[-1]))
-    line = F.where(inside, line, edges[0])
+    inside = F.logical_and(F.greater_equal(line, low), F.less_equal(line, high))
+    line = F.where(inside, line, low)
     even = isinstance(bins, int | np.integer) and count < EVEN
-    place = _even_place(line, edges) if even else _place(line, edges)
+    place = _even_place(line, low, high, edges) if even else _place(line, high, edges)
     place = F.where(inside, place, count)  # what is not counted gets a bin of its own
     weights = None if weights is None else F.flatten(as_tensor(weights))
     y = _counted(place, index_operand(place), weights, count + 1)[:-1]
@@ -83,29 +83,31 @@ def histogram(x: Any, bins: Any = 10, range: tuple[float, float] | None = None,
     return y, F.cast(edges, numeric)
 
 
-def _place(line: Tensor, edges: Tensor) -> Tensor:
+def _place(line: Tensor, high: Tensor, edges: Tensor) -> Tensor:
     count = edges.shape[0] - 1
     place = F.cast(F.searchsorted(edges, line, "right"), "int32") - 1
-    return F.where(F.equal(line, edges[-1]), count - 1, place)
+    return F.where(F.equal(line, high), count - 1, place)
 
 
-def _even_place(line: Tensor, edges: Tensor) -> Tensor:
+def _even_place(line: Tensor, low: Tensor, high: Tensor, edges: Tensor) -> Tensor:
     """By where an element stands between the first and the last edge, which may be one off: the
     edges beside it decide, as in NumPy."""
     last = edges.shape[0] - 2
-    low, high = 0.5 * edges[0], 0.5 * edges[-1]  # their difference is no infinity
+    low, high = 0.5 * low, 0.5 * high  # their difference is no infinity
     part = (0.5 * line - low) / (high - low)
     place = F.minimum(F.cast(F.floor(part * float(last + 1)), "int32"), last)
     place = place - F.cast(F.less(line, edges[place]), "int32")
     return F.minimum(place + F.cast(F.greater_equal(line, edges[place + 1]), "int32"), last)
 
 
-def _edges(line: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
+def _edges(line: Tensor, bins: Any, limits: tuple[float, float] | None
+           ) -> tuple[Tensor, Tensor, Tensor]:
+    """The first and the last edge as numbers, which a loop has at hand, and all of them."""
     if isinstance(bins, bool) or not isinstance(bins, int | np.integer):
         edges = F.cast(dequantized(bins), line.type)
         if edges.ndim != 1 or edges.shape[0] < 2:
             raise ShapeError(f"edges of bins of shape {list(edges.shape)}: at least two in a line")
-        return edges
+        return edges[0], edges[-1], edges
     if bins < 1:
         raise ArgumentError(f"bins={bins!r}: at least one")
     if limits is not None:
@@ -119,7 +121,7 @@ def _edges(line: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tenso
     half = F.where(F.equal(low, high), 0.5, 0.0)  # of one value a bin of width 1 around it
     low, high = low - half, high + half
     part = F.arange(bins + 1, dtype=line.type) / float(bins)
-    return F.where(F.equal(part, 1.0), high, low + (high - low) * part)
+    return low, high, F.where(F.equal(part, 1.0), high, low + (high - low) * part)
 
 
 __all__ = ["bincount", "histogram"]

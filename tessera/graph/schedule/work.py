@@ -75,11 +75,11 @@ def _moved_elements(group: ScheduledGroup) -> int | None:
 
 def amount(x: float, unit: str) -> str:
     """1234567.0 -> '1.23 MB'"""
-    for prefix in ("", "k", "M", "G"):
-        if x < 1000:
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(x) < 999.5:
             return f"{x:.3g} {prefix}{unit}"
         x /= 1000
-    return f"{x:.3g} T{unit}"
+    return f"{x:.3g} P{unit}"
 
 
 __all__ = ["LaunchWork", "amount", "operand_bytes", "part_of", "read_bytes", "written_bytes"]

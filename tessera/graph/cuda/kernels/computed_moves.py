@@ -21,9 +21,10 @@ from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ...schedule.loop_axes import Frame, extents_of
 from ...schedule.op_ids import id_of, line_of
 from ..choose_schedule import blocks, chosen, power
-from ..passes.computed_moves import At, ElementStep, column_block, rows_and_columns
+from ..passes.computed_moves import COMPUTED, At, ElementStep, column_block, rows_and_columns
 from .elements import LONG
 from .group_statements import FrameBlock, KernelValue, emit_step
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import templates
 from .spell import literal
@@ -232,4 +233,6 @@ def _identity(shape: tuple[int, ...]) -> list[str]:
     return out
 
 
-__all__ = ["computed_source", "rows_and_columns", "schedule_computed"]
+kernel_kind("computed", "elementwise", computed_source, schedule_computed, [COMPUTED])
+
+__all__ = ["rows_and_columns"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...schedule.ir import ScheduledGroup
 from ...schedule.region_copies import RegionCopy
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 
 
@@ -56,4 +57,4 @@ def _value(move: RegionCopy, tiles: tuple[int, ...], sizes: dict[int, int], plac
     return f"tile.broadcast({turned}, ({sizes[tiles[0]]}, {sizes[tiles[1]]}))"
 
 
-__all__ = ["move_source"]
+kernel_kind("move", "move", move_source)

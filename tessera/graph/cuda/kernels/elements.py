@@ -24,6 +24,7 @@ from ...schedule.loop_axes import extents_of
 from ..choose_schedule import blocks, for_loop
 from .extrema import compared_type
 from .group_statements import CHAIN
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .spell import COMBINE, literal, stored_as
 
@@ -359,4 +360,5 @@ def _combined(s: _Spelled, element: Element, dtype: DType) -> str:
     return total if dtype is kept.dtype else f"tile.cast({total}, {w.type(s.step.type)})"
 
 
-__all__ = ["element_source", "schedule_elements", "update_source"]
+kernel_kind("elements", "move", element_source, schedule_elements)
+kernel_kind("update", "move", update_source)

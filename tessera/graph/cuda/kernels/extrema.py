@@ -16,6 +16,7 @@ from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks, for_columns, for_rows
 from ..passes.data_movement import widens
 from .gathers import around
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .spell import literal
 
@@ -119,5 +120,6 @@ def position_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands(shapes)
 
 
-__all__ = ["beyond", "compared", "compared_type", "least", "narrow_positions",
-           "position_source", "schedule_position"]
+kernel_kind("position", "reduction", position_source, schedule_position)
+
+__all__ = ["beyond", "compared", "compared_type", "least", "narrow_positions"]

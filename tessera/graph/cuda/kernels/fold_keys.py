@@ -10,17 +10,16 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type, philox
-from ...op import GraphOp
 from ...ops.key_rows import BITS_OF_KEYS, FOLD_IN_EACH
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import GroupStep, ScheduledGroup
 from ...schedule.loop_axes import extents_of
 from ..choose_schedule import LANES, blocks, chosen
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 
 LOW, WORDS = 0xFFFFFFFF, 4  # words that one counter gives
-KINDS: dict[GraphOp, str] = {FOLD_IN_EACH: "keys", BITS_OF_KEYS: "key_bits"}
 
 
 def schedule_key(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -108,5 +107,6 @@ def key_bits_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands()
 
 
-__all__ = ["KINDS", "key_bits_source", "key_source", "keys_source", "schedule_key",
-           "schedule_key_bits", "schedule_keys"]
+kernel_kind("key", "elementwise", key_source, schedule_key)
+kernel_kind("keys", "elementwise", keys_source, schedule_keys, [FOLD_IN_EACH])
+kernel_kind("key_bits", "elementwise", key_bits_source, schedule_key_bits, [BITS_OF_KEYS])

@@ -13,6 +13,7 @@ Three layers of graph attention over 300,000 edges moved 7.7 GB with messages in
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 
 from ....lazy_dataclass import dataclass
 from ...ir import Graph, Node, Value, readers_of, uses
@@ -24,11 +25,12 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import blocks, chosen, power
+from ..element_places import MOVED, ElementPlace, flat, unflat
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 
 # a, b (, p) (, q) -> [T, 1]. picked: of each of both whether integers pick its rows.
 ROW_DOTS = library_call("row_dots")
-KINDS = {ROW_DOTS: "row_dots"}
 ROWS, COLUMNS = 16, 256  # of a block
 LEAST = 1 << 14  # elements that are worth it
 
@@ -67,6 +69,22 @@ def _whole_rows(rw: Rewriter, x: Value) -> Node | None:
         return None
     known = all(isinstance(d, int) and d for v in take.inputs for d in v.aval.shape)
     return take if known else None
+
+
+def moved_rows(rw: Rewriter, u: Value, T: int, C: int) -> tuple[Value, str]:
+    """What the rows [T, C] of a value were moved from, as rows, and which of them row t is: "" where
+    it is t. So what is repeated, or a part of what lies apart, is read where it is."""
+    node, (R, text) = rw.producer.get(u), (T, "")
+    at = unflat(ElementPlace.of("t", T).times(C) + ElementPlace.of("c", C), extents_of(u))
+    while node is not None and node.op.name in MOVED and all(
+            isinstance(d, int) and d for d in node.inputs[0].aval.shape):
+        (x,) = node.inputs
+        at = MOVED[node.op.name](at, extents_of(x), node.attrs, extents_of(node.outputs[0]))
+        rows, column = flat(at, extents_of(x)).divided(C)
+        if column.text == "c" and not rows.guarded:
+            u, R, text = x, prod(extents_of(x)) // C, rows.text
+        node = rw.producer.get(x)
+    return rw.emit("reshape", u, shape=(R, C)), "" if text == "t" else text
 
 
 # --- products of rows -----------------------------------------------------------------------------
@@ -145,4 +163,6 @@ def dots_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands([*(o.shape for o in group.reads), (T,)])
 
 
-__all__ = ["KINDS", "PickedRows", "dot_picked_rows", "dots_source", "picked_rows", "schedule_dots"]
+kernel_kind("row_dots", "reduction", dots_source, schedule_dots, [ROW_DOTS])
+
+__all__ = ["PickedRows", "dot_picked_rows", "moved_rows", "picked_rows"]

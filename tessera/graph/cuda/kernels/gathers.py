@@ -14,6 +14,7 @@ from ....numerics import DType, as_type
 from ...op import GraphOp
 from ...schedule.ir import ScheduledGroup
 from .group_statements import CHAIN
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .spell import COMBINE, literal, stored_as
 
@@ -138,4 +139,7 @@ def _squeezed(shapes: list[tuple[int, ...]], flat: bool) -> list[tuple[int, ...]
     return [d[1:] if flat and len(d) > 1 else d for d in shapes]
 
 
-__all__ = ["adds_slices", "around", "gather_source", "nothing", "segments_source"]
+kernel_kind("gather", "index", gather_source)
+kernel_kind("segments", "index", segments_source)
+
+__all__ = ["adds_slices", "around", "nothing"]

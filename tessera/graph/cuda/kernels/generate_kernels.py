@@ -9,50 +9,14 @@ more layers, or the same program with a line more, finds them on the disk.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 from ....numerics import NumericType
 from ...schedule.ir import GroupOperand, ScheduledGroup, canonical_group
 from ...schedule.layouts import argument_layout
-from .computed_moves import computed_source
-from .copy_kernels import move_source
-from .elements import element_source, update_source
-from .extrema import position_source
-from .fold_keys import key_bits_source, key_source, keys_source
-from .gathered_rows import dots_source
-from .gathers import gather_source, segments_source
-from .integer_sums import integer_sums_source
+from .kernel_kinds import kernel_kinds
 from .kernel_text import GroupKernel, KernelText, compiled
-from .key_merges import merge_cuts_source, merge_keys_source
-from .library_kernels import attention_source, gemm_source
-from .loop_kernels import columns_source, loop_source, rows_source
-from .pointwise_loops import steps_source
-from .row_order import order_source
-from .scan_statements import scan_source
-from .scatters import last_source
-from .searches import search_source
-from .small_matmuls import small_matmul_source
-from .small_systems import small_source
-from .sorted_segments import parts_source, runs_source
-from .sorting import merge_source, sort_source
-from .strips import strips_source
-from .unordered_sums import atomic_sums_source
 
-WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
-    "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
-    "attention": attention_source, "move": move_source, "gather": gather_source,
-    "segments": segments_source, "elements": element_source, "computed": computed_source,
-    "update": update_source,
-    "search": search_source, "sort": sort_source, "merge": merge_source,
-    "order": order_source, "merge_cuts": merge_cuts_source,
-    "merge_keys": merge_keys_source, "position": position_source, "scan": scan_source,
-    "last": last_source, "key": key_source, "keys": keys_source, "key_bits": key_bits_source,
-    "strips": strips_source, "parts": parts_source, "runs": runs_source,
-    "row_dots": dots_source, "steps": steps_source, "small_system": small_source,
-    "small_product": small_matmul_source,
-    "atomic_sums": atomic_sums_source, "integer_sums": integer_sums_source,
-}
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.
 _kernels: dict[tuple | str, tuple[GroupKernel, KernelText]] = {}
 _lock = threading.Lock()
@@ -60,7 +24,7 @@ _lock = threading.Lock()
 
 def source_of(group: ScheduledGroup) -> KernelText:
     """The text of a group's kernel, and how its arguments lie. It follows from the group alone."""
-    source, operands = WRITERS[group.kind](group), (*group.reads, *group.writes)
+    source, operands = kernel_kinds()[group.kind].source(group), (*group.reads, *group.writes)
     if not any(o.layout for o in operands):
         return source
     layouts = []
@@ -118,4 +82,4 @@ def _types(source: KernelText) -> tuple:
                         if isinstance(t, NumericType)))
 
 
-__all__ = ["WRITERS", "kernel_of", "source_of"]
+__all__ = ["kernel_of", "source_of"]

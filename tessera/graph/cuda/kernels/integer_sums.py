@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ....numerics import as_type
 from ...ir import Graph, Node, Value
-from ...op import Aval, GraphOp
+from ...op import Aval
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import ScheduledGroup
@@ -19,11 +19,11 @@ from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import IDS, blocks, chosen
 from .gathers import adds_slices, around
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
 
 INTEGER_SUMS = library_call("integer_sums")  # ids [T] (, u [T]) -> [V]
-KINDS: dict[GraphOp, str] = {INTEGER_SUMS: "integer_sums"}
 COUNTERS = 8192  # of 32 bits, that a group has in shared memory
 BLOCK, ZEROS = 2048, 1024  # elements of an iteration, of a group that writes zeros
 GROUPS = 528  # of threads: four for each multiprocessor of an H100
@@ -140,4 +140,7 @@ def _find_places(w: KernelWriter, group: ScheduledGroup, V: int) -> None:
     w.line(f"at = tile.cast(at, {w.type(INT32)})", step)
 
 
-__all__ = ["KINDS", "integer_sums_source", "schedule_integer_sums", "sum_integers"]
+kernel_kind("integer_sums", "index", integer_sums_source, schedule_integer_sums,
+            [INTEGER_SUMS])
+
+__all__ = ["sum_integers"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ....numerics import as_type
 from ...ir import Node, Value
-from ...op import Aval, GraphOp
+from ...op import Aval
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import GroupStep, ScheduledGroup
@@ -21,6 +21,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter
 from ..choose_schedule import blocks, chosen, for_loop, power
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_order import THREAD_WORDS
 from .searches import LONG, count_before
@@ -28,7 +29,6 @@ from .sort_keys import KeyFormat
 
 MERGE_CUTS = library_call("merge_cuts")  # keys -> of the left run, before each group's first
 MERGE_KEYS = library_call("merge_keys")  # keys, cuts -> of pairs of runs; or what they say
-KINDS: dict[GraphOp, str] = {MERGE_CUTS: "merge_cuts", MERGE_KEYS: "merge_keys"}
 MERGED = 2048  # keys that a group merges: rows of 65536 take 2.3 ms, 3.1 with 8192
 
 
@@ -123,5 +123,7 @@ def merge_keys_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands([(M * N,), cuts.shape, *[(M * N,)] * len(group.writes)])
 
 
-__all__ = ["KINDS", "MERGE_KEYS", "merge_cuts_source", "merge_keys_source", "merged",
-           "schedule_merge_cuts", "schedule_merge_keys"]
+kernel_kind("merge_cuts", "sort", merge_cuts_source, schedule_merge_cuts, [MERGE_CUTS])
+kernel_kind("merge_keys", "sort", merge_keys_source, schedule_merge_keys, [MERGE_KEYS])
+
+__all__ = ["MERGE_KEYS", "merged"]

@@ -10,6 +10,7 @@ from ....kernels.gemm import of_transposed, product
 from ...schedule.ir import GroupStep, ScheduledGroup
 from ...schedule.loop_axes import Frame
 from .group_statements import FrameBlock, KernelValue, store
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import body
 
@@ -133,4 +134,5 @@ def attention_source(group: ScheduledGroup) -> KernelText:
                     [*(x.shape for x in operands), *shapes])
 
 
-__all__ = ["attention_source", "gemm_source"]
+kernel_kind("gemm", "matmul", gemm_source)
+kernel_kind("attention", "attention", attention_source)

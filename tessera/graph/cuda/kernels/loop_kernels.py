@@ -21,6 +21,7 @@ from .group_statements import (
     start,
     store,
 )
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_elements import read_elements
 from .row_parts import row_parts_source
@@ -264,5 +265,8 @@ def _write_column_sum(w: KernelWriter, group: ScheduledGroup, step: GroupStep, x
             w.line(f"tile.discard_box({capital(x.name)}[a, m:m+{BR}, n:n+{BN}])", step)
 
 
-__all__ = ["body", "columns_source", "loop_source", "maker", "rows_source", "signature",
-           "templates"]
+kernel_kind("loop", "elementwise", loop_source)
+kernel_kind("rows", "reduction", rows_source)
+kernel_kind("columns", "reduction", columns_source)
+
+__all__ = ["body", "maker", "signature", "templates"]

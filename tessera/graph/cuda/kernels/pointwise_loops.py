@@ -34,11 +34,11 @@ from ...simplify import canonicalize, merge_common, remove_dead
 from ..choose_schedule import chosen, grid_of, power
 from ..passes.data_movement import is_plain_loop
 from .group_statements import FrameBlock, KernelValue, emit_step
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter
 from .spell import literal, template
 
 STEPS = library_call("pointwise_loop")
-KINDS = {STEPS: "steps"}
 SHORTEST = 3  # iterations
 MOST_OPS = 512  # of a body, each a statement of the kernel
 MOST_CARRIED = 16  # values in registers of each thread, beside those of an iteration
@@ -311,4 +311,6 @@ def _load(w: KernelWriter, b: FrameBlock, step: GroupStep, operands: dict[str, G
     b.held[step.name] = KernelValue(name, m, n)
 
 
-__all__ = ["KINDS", "keep_pointwise_loops", "schedule_steps", "steps_source"]
+kernel_kind("steps", "elementwise", steps_source, schedule_steps, [STEPS])
+
+__all__ = ["keep_pointwise_loops"]

@@ -10,20 +10,19 @@ from math import prod
 
 from ....numerics import as_type
 from ....tile.ir.schedule import Schedule
-from ...op import GraphOp
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import GroupStep, ScheduledGroup
 from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ..choose_schedule import blocks, power
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
 from .sort_keys import KeyFormat
 
 # x, or keys -> of each run of `width` the first `kept`: as keys, or as values and positions.
 ORDER_ROWS = library_call("order_rows")
-KINDS: dict[GraphOp, str] = {ORDER_ROWS: "order"}
 
 # Of 2^26 elements of bf16 (NVIDIA H200, 2026-11-26, by programs around benchmarks/rows.py): rows of
 # 4096 sorted in 612 us with 16 words of keys a thread, 624 with 32 and 1002 with 64; their first
@@ -126,5 +125,6 @@ def _first_places(w: KernelWriter, step: GroupStep, group: ScheduledGroup) -> No
            step)
 
 
-__all__ = ["KINDS", "ORDER_ROWS", "THREAD_WORDS", "first_lengths", "order_source", "run_length",
-           "schedule_order"]
+kernel_kind("order", "sort", order_source, schedule_order, [ORDER_ROWS])
+
+__all__ = ["ORDER_ROWS", "THREAD_WORDS", "first_lengths", "run_length"]

@@ -9,9 +9,11 @@ from ....numerics import DType, as_type
 from ...schedule.ir import ScheduledGroup
 from ...schedule.loop_axes import Frame
 from .group_statements import FrameBlock, KernelValue, emit_step, store, value
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import maker, templates
 from .scan_kinds import SCANS, SEGMENT, State, column_states
+from .scans import schedule_scan
 from .searches import LONG
 from .spell import literal, stored_as
 
@@ -435,4 +437,4 @@ def _exchange(s: _Writer, own: State, other: State, shared: State, at: str) -> N
     s.w.line("tile.barrier()", s.step)
 
 
-__all__ = ["scan_source"]
+kernel_kind("scan", "reduction", scan_source, schedule_scan)

@@ -15,6 +15,7 @@ from ...schedule.groups import FusionGroup
 from ...schedule.ir import GroupStep, ScheduledGroup
 from ...schedule.loop_axes import extents_of
 from ..choose_schedule import blocks, for_loop
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .spell import literal
 
@@ -79,4 +80,6 @@ def search_source(group: ScheduledGroup) -> KernelText:
     return w.finish_flat()
 
 
-__all__ = ["LONG", "count_before", "less", "schedule_search", "search_source"]
+kernel_kind("search", "sort", search_source, schedule_search)
+
+__all__ = ["LONG", "count_before", "less"]

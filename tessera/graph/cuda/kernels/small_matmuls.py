@@ -21,6 +21,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import remove_dead
 from ..choose_schedule import blocks, chosen
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 
 MOST = 8  # columns, and terms of a sum: a thread has a row of the result in registers
@@ -29,7 +30,6 @@ LANES = 128  # of a group
 # a, b as [Z, ., .], of which either may be one for all -> [Z * M, N]. turned: whether they lie as
 # [Z, K, M] and [Z, N, K].  rows: M.
 ROWS = library_call("small_product")
-KINDS = {ROWS: "small_product"}
 
 
 def multiply_small(graph: Graph) -> Graph:
@@ -120,4 +120,6 @@ def small_matmul_source(group: ScheduledGroup) -> KernelText:
     return w.finish_flat()
 
 
-__all__ = ["KINDS", "multiply_small", "schedule_small_matmuls", "small_matmul_source"]
+kernel_kind("small_product", "matmul", small_matmul_source, schedule_small_matmuls, [ROWS])
+
+__all__ = ["multiply_small"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ....numerics import as_type
 from ...ir import Graph, Node, Value
-from ...op import OPS, Aval, GraphOp
+from ...op import OPS, Aval
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import ScheduledGroup
@@ -21,6 +21,7 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ..choose_schedule import blocks, chosen
 from .failed_checks import NOT_POSITIVE, SINGULAR
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 
 MOST = 4  # rows
@@ -29,7 +30,6 @@ LANES = 128  # of a group
 # a (, b) as [L, n, n] (and [L, n, m]) -> [L, n, m], [L, n, n], or two of [L]
 WAYS = ("solve", "inv", "slogdet", "det", "cholesky", "triangular_solve")
 SMALL = {way: library_call(f"small_{way}", multi=way == "slogdet") for way in WAYS}
-KINDS: dict[GraphOp, str] = dict.fromkeys(SMALL.values(), "small_system")
 WAY_OF = {op.name: way for way, op in SMALL.items()}
 
 
@@ -232,4 +232,6 @@ def _determinant(lane: _Lane, a: list, way: str) -> None:
         lane.line(f"{capital(o.name)}[l:l+{LANES}] = {results[k]}")
 
 
-__all__ = ["KINDS", "schedule_small", "small_source", "solve_small_systems"]
+kernel_kind("small_system", "elementwise", small_source, schedule_small, SMALL.values())
+
+__all__ = ["solve_small_systems"]

@@ -34,12 +34,14 @@ INFINITY, NAN, NEGATIVE = 0xFF << 23, (1 << 31) - 1, -(1 << 31)  # bits of f32
 
 @dataclass(frozen=True)
 class KeyFormat:
-    """How the elements of rows of an extent become keys; placed: with their positions."""
+    """How the elements of rows of an extent become keys; placed: with their positions. below: what
+    signed integers of 0 and more are below, where that is known."""
 
     dtype: DType
     extent: int
     descending: bool
     placed: bool
+    below: int = 0
 
     @property
     def floats(self) -> bool:
@@ -55,6 +57,8 @@ class KeyFormat:
         """The largest v: of floats NaN, which is the one above infinity."""
         if self.floats:
             return (INFINITY >> self.shift) + 1
+        if self.below:
+            return self.below - 1
         return 1 if self.dtype.kind == "bool" else (1 << self.dtype.bits - 1) - 1
 
     @property
@@ -87,8 +91,8 @@ class KeyFormat:
         return as_type(f"int{32 * self.words}")
 
     @property
-    def attribute(self) -> tuple[str, int, bool, bool]:
-        return self.dtype.name, self.extent, self.descending, self.placed
+    def attribute(self) -> tuple[str, int, bool, bool, int]:
+        return self.dtype.name, self.extent, self.descending, self.placed, self.below
 
     @staticmethod
     def of(attribute: Any) -> KeyFormat:

@@ -11,6 +11,7 @@ slices takes no longer than many of a few, and the sums follow from the integers
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from ....numerics import as_type
@@ -22,11 +23,14 @@ from ...schedule.ir import GroupOperand, ScheduledGroup
 from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
-from ..choose_schedule import AHEAD, IDS, blocks, chosen, for_segments, power
-from .gathered_rows import picked_rows
+from ..choose_schedule import AHEAD, IDS, LANES, blocks, chosen, for_segments, power
+from .gathered_rows import moved_rows, picked_rows
 from .gathers import adds_slices, around, nothing
 from .group_statements import CHAIN
+from .integer_order import ordered
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
+from .line_segments import LINE_RUNS
 from .searches import LONG
 from .spell import COMBINE, literal, stored_as
 
@@ -42,7 +46,9 @@ PART_SUMS = library_call("part_sums")
 # u, order, begin (, parts of sums) (, weights in order, where it is weighted) -> [V, C]
 RUNS = {way: library_call(name) for way, name in (
     ("sum", "run_sums"), ("max", "run_maxima"), ("min", "run_minima"))}
-KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", **dict.fromkeys(RUNS.values(), "runs")}
+# Blocks of integers that groups of a segment of a line look through, from which on these are put in
+# order in place of that.
+LINES = 8192
 # Segments from which on their extrema are those of runs; of fewer a group for each looks through
 # all integers as quickly as they are put in order.
 EXTREMA = 256
@@ -60,8 +66,13 @@ def sort_segments(graph: Graph) -> Graph:
         if not all(isinstance(d, int) for v in inputs for d in v.aval.shape):
             return None
         A, T, C = around(extents_of(u), node.attrs["axis"], ids.aval.ndim)
-        few = way != "sum" and node.attrs["extent"] < EXTREMA
-        if A > 1 or not IDS < T < LONG or C == 0 or few:
+        V = node.attrs["extent"]
+        if not 0 < T < LONG or C == 0 or V >= LONG:
+            return None
+        if A > 1:
+            many = A * V * blocks(C, LANES) * blocks(T, IDS) > LINES
+            return _of_lines(rw, node, u, ids, (A, T, C)) if many else None
+        if T <= IDS or way != "sum" and V < EXTREMA:
             return None
         return _of_runs(rw, node, u, ids, T, C, count)
 
@@ -73,22 +84,34 @@ def _by_segments(op: GraphOp) -> bool:
     return op.reduces == op.meets if op.meets in ("max", "min") else adds_slices(op)
 
 
-def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
-             count: Counter[Value]) -> Value:
-    V, out = node.attrs["extent"], node.outputs[0].aval
+def _in_order(rw: Rewriter, ids: Value, T: int, V: int) -> tuple[Value, Value, Value]:
+    """The integers in order, where each stood, and where each number begins."""
     narrow = rw.made_by(ids, "cast")
     if narrow is not None and narrow.inputs[0].aval.dtype is INT32.dtype:
         ids = narrow.inputs[0]
     flat = rw.emit("reshape", ids, shape=(T,))
-    places = rw.emit("check_index", flat, extent=V, wrap=True)
-    order = rw.emit("argsort", places, axis=0, descending=False)
-    at = rw.emit("take", places, order, axis=0)
-    numbers = rw.emit("iota", size=V + 1, type=places.aval.type)
-    begin = rw.emit("searchsorted", at, numbers, side="left", lines=0)
+    at, order = ordered(rw, rw.emit("check_index", flat, extent=V, wrap=True), V)
+    numbers = rw.emit("iota", size=V + 1, type=INT32)
+    return at, order, rw.emit("searchsorted", at, numbers, side="left", lines=0)
+
+
+def _of_lines(rw: Rewriter, node: Node, u: Value, ids: Value, space: tuple[int, int, int]) -> Value:
+    (A, T, C), V, out = space, node.attrs["extent"], node.outputs[0].aval
+    _, order, begin = _in_order(rw, ids, T, V)
+    rows = rw.emit("reshape", u, shape=space)
+    made = Value(Aval((A, V, C), out.type))
+    rw.add(Node(LINE_RUNS[node.op.meets or "sum"], (rows, order, begin), {}, (made,), rw.where))
+    return rw.emit("reshape", made, shape=out.shape)
+
+
+def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
+             count: Counter[Value]) -> Value:
+    V, out = node.attrs["extent"], node.outputs[0].aval
+    at, order, begin = _in_order(rw, ids, T, V)
     way = node.op.meets or "sum"
-    rows, order, weights = _slices(rw, u, order, T, C, count, way)
+    rows, row, order, weights = _slices(rw, u, order, T, C, count, way)
     given: tuple[Value, ...] = (rows, order, begin)
-    attrs = {"weighted": bool(weights)}
+    attrs = {"weighted": bool(weights), "row": row}
     if u.aval.dtype.name == "f32" and way == "sum":
         parts = Value(Aval((2 * blocks(T, CHAIN), C), as_type("f64")))
         rw.add(Node(PART_SUMS, (rows, order, at, begin, *weights), attrs, (parts,), rw.where))
@@ -99,11 +122,14 @@ def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
 
 
 def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter[Value], way: str
-            ) -> tuple[Value, Value, tuple[Value, ...]]:
-    """The slices, which of them come one after another, and what each is multiplied by. Rows that
-    integers pick of a table, and products of rows and numbers, are read as they are added."""
-    if C == 1 or u.aval.shape != (T, C):
-        return rw.emit("reshape", u, shape=(T, C)), order, ()
+            ) -> tuple[Value, str, Value, tuple[Value, ...]]:
+    """The rows of the slices, which of them a slice t is, which slices come one after another, and
+    what each is multiplied by. Rows that integers pick of a table, those that are moved, and
+    products of rows and numbers, are read as they are added."""
+    if C == 1:
+        return rw.emit("reshape", u, shape=(T, C)), "", order, ()
+    if u.aval.shape != (T, C):
+        return *moved_rows(rw, u, T, C), order, ()
     picked = picked_rows(rw, u, count, way == "sum")
     if picked.rows is not None:
         extent = picked.table.aval.shape[0]
@@ -111,10 +137,12 @@ def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter
         at = rw.emit("take", rows, order, axis=0)
     else:
         at = order
+    table, row = (picked.table, "") if picked.rows is not None else moved_rows(
+        rw, picked.table, T, C)
     if picked.weights is None:
-        return picked.table, at, ()
+        return table, row, at, ()
     weights = rw.emit("reshape", picked.weights, shape=(T,))
-    return picked.table, at, (rw.emit("take", weights, order, axis=0),)
+    return table, row, at, (rw.emit("take", weights, order, axis=0),)
 
 
 def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -130,7 +158,7 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
         s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
     ways = {op: way for way, op in RUNS.items()}
     builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
-                weighted=node.attrs["weighted"], places=tuple(map(given.index, node.inputs)),
+                weighted=node.attrs["weighted"], row=node.attrs["row"], places=tuple(map(given.index, node.inputs)),
                 **({"way": ways[node.op]} if node.op in ways else {}))
 
 
@@ -216,7 +244,8 @@ def _runs_of_few(group: ScheduledGroup) -> KernelText:
         for r in range(AHEAD):
             w.line(f"at{r} = tile.where(j + {r} < count, lo + j + {r}, {order.shape[0]})", step)
             place = f"tile.gather({capital(order.name)}, at{r})"
-            w.line(f"p{r} = tile.where(j + {r} < count, {place}, {u.shape[0]})", step)
+            _place_row(w, group, f"p{r}", place)
+            w.line(f"p{r} = tile.where(j + {r} < count, p{r}, {u.shape[0]})", step)
         for r in range(AHEAD):
             rows = capital(u.name) + (f"[:{columns}]" if columns else "")
             w.line(f"r{r} = tile.gather({rows}, p{r}, fill={none})", step)
@@ -284,7 +313,7 @@ def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str =
     T, U, zero = order.shape[0], capital(u.name), literal(0, u.type.dtype.kind)
     for r in range(ahead):
         place = f"tile.minimum(j + {r}, {T - 1})"
-        w.line(f"p{r} = {_number(w, capital(order.name), place)}", step)
+        _place_row(w, group, f"p{r}", _number(w, capital(order.name), place))
         if group.attr("weighted"):
             w.line(f"w{r} = {capital(rest[-1].name)}[{place}]", step)
     for r in range(ahead):
@@ -301,8 +330,19 @@ def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str =
             w.line(f"r{r} = {stored_as(value, dtype, kind) if narrow else value}", step)
 
 
+def _place_row(w: KernelWriter, group: ScheduledGroup, name: str, number: str) -> None:
+    """name = which row the slice of a number is."""
+    (step,) = group.steps
+    w.line(f"{name} = {number}", step)
+    if group.attr("row"):
+        w.line(f"{name} = " + re.sub(r"\bt\b", name, group.attr("row")), step)
+
+
 def _number(w: KernelWriter, tensor: str, place: str) -> str:
     return f"tile.cast({tensor}[{place}], {w.type(INT32)})"
 
 
-__all__ = ["KINDS", "parts_source", "runs_source", "schedule_runs", "sort_segments"]
+kernel_kind("parts", "index", parts_source, schedule_runs, [PART_SUMS])
+kernel_kind("runs", "index", runs_source, schedule_runs, RUNS.values())
+
+__all__ = ["sort_segments"]

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from ....lazy_dataclass import dataclass
-from ....numerics import as_type
+from ....numerics import NumericType, as_type
 from ....tensor import Tensor
 from ... import functions as F
 from ...ir import Graph, Node, Value
@@ -30,6 +30,7 @@ from ...trace import apply
 from ..choose_schedule import blocks, chosen, for_loop, power
 from ..passes.data_movement import widens
 from .extrema import compared
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .key_merges import merged
 from .row_order import ORDER_ROWS, first_lengths, run_length
@@ -83,7 +84,8 @@ def _sorted(rw: Rewriter, node: Node, x: Value, gives: tuple[str, ...]
         x = rw.emit("transpose", x, axes=turned)
     down = node.attrs["largest" if top else "descending"]
     if has_keys(x.aval.dtype, extents_of(x)[-1]):
-        found = _by_keys(rw, x, k, down, gives)
+        f = KeyFormat(x.aval.dtype, extents_of(x)[-1], down, "positions" in gives)
+        found = by_keys(rw, x, k, f, gives)
     else:
         found, gives = [_first(rw, _order(rw, x, down), k)], ("positions",)
     return dict(zip(gives, (v if axis == last else rw.emit("transpose", v, axes=back)
@@ -122,13 +124,12 @@ def _picks_of_orders(graph: Graph) -> _Picks:
     return _Picks(taken, frozenset(n.inputs[1] for n in taken), frozenset(others & {*made}))
 
 
-def _by_keys(rw: Rewriter, x: Value, k: int, descending: bool, gives: tuple[str, ...]
-             ) -> list[Value]:
+def by_keys(rw: Rewriter, x: Value, k: int, f: KeyFormat, gives: tuple[str, ...],
+            places: NumericType = INT64) -> list[Value]:
     """Values and positions, or those that are asked for: of one group's rows, else of runs: of few
     elements those that their runs begin with, in turns, else all, by merges."""
     N = extents_of(x)[-1]
-    f = KeyFormat(x.aval.dtype, N, descending, "positions" in gives)
-    types = {"values": x.aval.type, "positions": INT64, "keys": f.type}
+    types = {"values": x.aval.type, "positions": places, "keys": f.type}
 
     def runs_of(source: Value, n: int, gives: tuple[str, ...], **attrs: Any) -> list[Value]:
         made = tuple(Value(Aval((*x.aval.shape[:-1], n), types[g])) for g in gives)
@@ -281,7 +282,7 @@ def merge_source(group: ScheduledGroup) -> KernelText:
     return w.finish_flat()
 
 
-KINDS: dict[GraphOp, str] = {SORT_RUNS: "sort", MERGE_RUNS: "merge"}
+kernel_kind("sort", "sort", sort_source, schedule_sort, [SORT_RUNS])
+kernel_kind("merge", "sort", merge_source, schedule_merge, [MERGE_RUNS])
 
-__all__ = ["KINDS", "RUN", "merge_source", "open_sorts", "schedule_merge", "schedule_sort",
-           "sort_source"]
+__all__ = ["RUN", "by_keys", "open_sorts"]

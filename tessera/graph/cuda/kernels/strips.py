@@ -41,6 +41,7 @@ from ...schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_s
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks, chosen, power
 from .group_statements import CHAIN, FrameBlock, KernelValue, store, value
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .long_strips import (
     LEAST,
@@ -551,6 +552,7 @@ def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str, ragged: boo
            step)
 
 
+kernel_kind("strips", "reduction", strips_source, schedule_strips)
+
 __all__ = ["STRIPS_OF", "STRIP_MAX", "STRIP_SUM", "STRIP_TURNED", "StripLoops", "has_rows",
-           "open_column_sums", "open_maxima", "schedule_strips", "strip_blocks", "strips_of",
-           "strips_source", "takes_strips"]
+           "open_column_sums", "open_maxima", "strip_blocks", "strips_of", "takes_strips"]

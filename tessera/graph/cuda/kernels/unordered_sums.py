@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .... import config
 from ...ir import Graph, Node, Value
-from ...op import Aval, GraphOp
+from ...op import Aval
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import ScheduledGroup
@@ -19,11 +19,11 @@ from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
 from ..choose_schedule import IDS, LANES, blocks, chosen, power
 from .gathers import adds_slices, around
+from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
 
 ATOMIC_SUMS = library_call("atomic_sums")  # u [T, C], ids [T] -> [V, C]
-KINDS: dict[GraphOp, str] = {ATOMIC_SUMS: "atomic_sums"}
 COLUMNS = 1024  # of a group's slice
 ZEROS = 1024  # elements of a group that writes zeros
 
@@ -82,4 +82,6 @@ def atomic_sums_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands()
 
 
-__all__ = ["KINDS", "add_in_any_order", "atomic_sums_source", "schedule_atomic_sums"]
+kernel_kind("atomic_sums", "index", atomic_sums_source, schedule_atomic_sums, [ATOMIC_SUMS])
+
+__all__ = ["add_in_any_order"]

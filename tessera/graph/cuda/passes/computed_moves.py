@@ -36,7 +36,7 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.op_ids import id_of, line_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks, power
-from ..element_places import ElementPlace, flat, unflat
+from ..element_places import MOVED, ElementPlace, Places, broadcast_places, flat
 from ..kernels.group_steps import attributes_of
 from ..kernels.scatters import WRITE_LAST
 from ..kernels.spell import is_stored, template
@@ -55,7 +55,6 @@ PICKS = ("take", "take_along")
 PICKED = re.compile(r"\bi\d+\b")
 DROPPED = re.compile(r"d\d+$")
 COMPUTED = library_call("computed", flops=per_operand)
-Places = tuple[ElementPlace, ...]
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,8 @@ def _is_followed(node: Node) -> bool:
     if node.op.name == "pad" and any(node.attrs["holes"]):
         return False
     return node.op.name in (*MOVES, *PICKS) or node.op in (JOINED, WRITE_LAST) or (
-        is_plain_loop(node) and not node.op.beside and template(node) is not None)
+        (is_plain_loop(node) or node.op.name == "cast") and not node.op.beside
+        and template(node) is not None)
 
 
 def _taken_along(graph: Graph, readers: dict[Value, list[Node]], results: set[Value]) -> set[Node]:
@@ -342,7 +342,7 @@ class _Followed:
             (x, *_), attrs = node.inputs, node.attrs
             return self.make(x, MOVED[node.op.name](at, extents_of(x), attrs,
                                                     extents_of(node.outputs[0])), guards)
-        args = tuple(self.make(x, _broadcast(at, extents_of(x)), guards) for x in node.inputs)
+        args = tuple(self.make(x, broadcast_places(at, extents_of(x)), guards) for x in node.inputs)
         self.loops |= not self.picking
         return self.add(ElementStep(
             "op", args, name=node.op.name, attrs=tuple(sorted(attributes_of(node).items())),
@@ -573,34 +573,5 @@ def _takes_long(node: Node) -> bool:
     sides = {extents_of(v)[-1] * v.aval.dtype.bits // 8 for v in (x, y)}
     return min(sides) <= SECTOR
 
-
-def _broadcast(at: Places, shape: tuple[int, ...]) -> Places:
-    own = at[len(at) - len(shape):]
-    return tuple(ElementPlace.number(0) if n == 1 else p for p, n in zip(own, shape, strict=True))
-
-
-def _sliced(at: Places, x: Any, attrs: Any, y: Any) -> Places:
-    return tuple(p.times(step).plus(start) for p, start, step in zip(
-        at, attrs["starts"], attrs["steps"], strict=True))
-
-
-def _transposed(at: Places, x: Any, attrs: Any, y: Any) -> Places:
-    own = [ElementPlace.number(0)] * len(at)
-    for p, a in zip(at, attrs["axes"], strict=True):
-        own[a] = p
-    return tuple(own)
-
-
-def _flipped(at: Places, x: Any, attrs: Any, y: Any) -> Places:
-    return tuple(p.times(-1).plus(n - 1) if a in attrs["axis"] else p
-                 for a, (p, n) in enumerate(zip(at, x, strict=True)))
-
-
-# Where the element of a result at some places lies in what it is moved from, of extents x.
-MOVED = {
-    "slice": _sliced, "transpose": _transposed, "flip": _flipped,
-    "broadcast_to": lambda at, x, attrs, y: _broadcast(at, x),
-    "reshape": lambda at, x, attrs, y: unflat(flat(at, y), x),
-}
 
 __all__ = ["COMPUTED", "At", "ElementStep", "column_block", "compute_moves", "rows_and_columns"]
