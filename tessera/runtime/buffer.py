@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -156,6 +156,24 @@ class PooledBuffer(DeviceBuffer):
                 _to_pool(pointer, self.device.index)
         else:
             _to_pool(self.pointer, self.device.index)
+
+
+def buffers_of(nbytes: int, on: Device) -> Callable[[], PooledBuffer]:
+    """What makes memory of one size, more quickly than PooledBuffer(nbytes, on)."""
+    if nbytes > _SMALL_BYTES:
+        return functools.partial(PooledBuffer, nbytes, on)
+    spare, new = SPARE.setdefault((on.index, nbytes), []), PooledBuffer.__new__
+
+    def make() -> PooledBuffer:
+        made = new(PooledBuffer)
+        made._spare, made.nbytes, made.device = spare, nbytes, on
+        try:
+            made.pointer = spare.pop()
+        except IndexError:
+            made.pointer = _from_pool(nbytes, on)
+        return made
+
+    return make
 
 
 class BufferPart(DeviceBuffer):

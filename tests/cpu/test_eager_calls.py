@@ -279,3 +279,35 @@ def test_an_optimizer_outside_of_jit_is_one_program(record: Any, monkeypatch: An
         for name in ("w", "b", "v"):
             assert there[name].device == "cuda:0"
             assert_close(there[name].array, host[name].array, "f32", 8)
+
+
+# --- draws --------------------------------------------------------------------------------------
+def test_draws_are_those_of_the_host(driver: Any, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((8, 16)).astype(np.float32)
+
+    def drawn(place: str) -> list[np.ndarray]:
+        y = ts.tensor(x).to("cuda") if place == "cuda" else ts.tensor(x)
+        narrow = "bf16 @stochastic_round"
+        made = []
+        ts.random.seed(5)
+        for i in range(4):
+            made += [ts.dropout(y, 0.3), ts.cast(y, narrow), ts.random.uniform((3,))]
+            if i == 1:  # a step between two calls of one program
+                ts.random.next_key()
+                made.append(ts.dropout(y * 2.0, 0.3))
+        made += [ts.dropout(y, 0.3) for _ in range(3)]
+        return [np.asarray(m.numpy(), np.float32) for m in made]
+
+    for mine, want in zip(drawn("cuda"), drawn("cpu"), strict=True):
+        np.testing.assert_array_equal(mine, want)
+
+
+def test_dropout_is_one_launch_that_nothing_is_sent_for(
+        driver: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    x = normal(rng, 8, 16)
+    for _ in range(4):
+        y = ts.dropout(x, 0.3)
+    copies = Copies(driver, monkeypatch)
+    assert launches(driver, lambda: ts.dropout(x, 0.3)) == 1
+    assert copies.to_device == 0
+    assert (y.array == 0).any()
