@@ -57,7 +57,7 @@ class PlacedLaunch:
         told = pointers if self._telling is None else tuple([p.pointer for p in self._telling])
         recipe = self._known.get(told)
         if recipe is None:
-            recipe = self._new(pointers, told)
+            recipe = self.learn(pointers, told)
         if recipe.quick and not recipe.words[0]:
             recipe.quick(self.stream, *pointers)
             return
@@ -74,7 +74,8 @@ class PlacedLaunch:
         """The recipe by pointers, without those that are alike, where it is known."""
         return self._known.get
 
-    def _new(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
+    def learn(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
+        """The recipe of pointers that are new. told: without those that are alike."""
         if len(self._known) >= KEPT:
             self._known.clear()
         recipe = self._known[told] = self.find(pointers)

@@ -127,16 +127,22 @@ def _written(calls: QuickCalls, launches: Sequence[tuple[PlacedLaunch, Sequence[
         "words": error_flags(on.index).words, "activate": on.activate, "restore": restore,
         "new": Resident.__new__, "Resident": Resident, "lock": calls.executable._lock,
         "draw": functools.partial(calls.space.draw, True)}
+    own = dict(zip(drawn, calls.space.drawn.own, strict=False))  # as good as where they will lie
     made = [f"r{j} = make{j}()" for j in results]
     found, launched, tensors = [], [], []
     for k, (i, begin) in enumerate(calls.parts):
         (launched if names[i] in drawn else found).append(f"part{k} = {names[i]} + {begin}")
+        if names[i] in drawn:
+            own[f"part{k}"] = own[names[i]] + begin
     for n, (launch, numbers) in enumerate(launches):
         scope[f"known{n}"] = launch.known
         given = "".join(f"{names[i]}, " for i in numbers)
         told = "".join(f"{names[i]}, " for k, i in enumerate(numbers) if k not in launch.alike)
-        found += [f"start{n} = known{n}(({told}))",
-                  f"if start{n} is None or start{n}.quick is None:", "    return None"]
+        scope[f"learn{n}"] = launch.learn
+        alike = "".join(f"{own.get(names[i], names[i])}, " for i in numbers)
+        found += [f"start{n} = known{n}(({told}))", f"if start{n} is None:", "    with lock:",
+                  f"        start{n} = learn{n}(({alike}), ({told}))",
+                  f"if start{n}.quick is None:", "    return None"]
         launched.append(f"start{n}.quick(0, {given})")
     if drawn:  # behind all that may send the call another way: it takes a step
         launched = [f"{', '.join(drawn)}, = draw()", *launched]
