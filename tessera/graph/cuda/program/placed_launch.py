@@ -57,7 +57,7 @@ class PlacedLaunch:
         told = pointers if self._telling is None else tuple([p.pointer for p in self._telling])
         recipe = self._known.get(told)
         if recipe is None:
-            recipe = self.learn(pointers, told)
+            recipe = self._find(pointers, told)
         if recipe.quick and not recipe.words[0]:
             recipe.quick(self.stream, *pointers)
             return
@@ -75,7 +75,18 @@ class PlacedLaunch:
         return self._known.get
 
     def learn(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
-        """The recipe of pointers that are new. told: without those that are alike."""
+        """The recipe of arrays that begin there, though the program was told others. Nothing of it
+        may run meanwhile. told: the pointers without those that are alike."""
+        before = [p.pointer for p in self.places]
+        try:
+            for place, pointer in zip(self.places, pointers, strict=True):
+                place.pointer = pointer
+            return self._find(pointers, told)
+        finally:
+            for place, pointer in zip(self.places, before, strict=True):
+                place.pointer = pointer
+
+    def _find(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
         if len(self._known) >= KEPT:
             self._known.clear()
         recipe = self._known[told] = self.find(pointers)
