@@ -19,7 +19,7 @@ from .. import hooks
 from ..errors import ArgumentError
 from . import libcuda
 from .copy_times import begin_copy, end_copy
-from .device import Device, check, device, driver, outside_capture
+from .device import Device, check, device, driver, outside_capture, restore
 from .memory_pools import (
     LARGE_BYTES,
     LARGE_SHARE,
@@ -108,6 +108,19 @@ class DeviceBuffer:
             if begun is not None:
                 end_copy("from the GPU", array.nbytes, begun)
             check(library.cuStreamSynchronize(stream), "copy from the GPU")
+
+
+    def fetch(self, array: np.ndarray) -> None:
+        """As `read`, behind what was launched before; done when the device has been waited for."""
+        begun = begin_copy(self.device, DEFAULT) if hooks.timed_steps else None
+        before = self.device.activate()
+        try:
+            check(driver().cuMemcpyDtoHAsync(array.__array_interface__["data"][0], self.pointer,
+                                             array.nbytes, DEFAULT), "copy from the GPU")
+        finally:
+            restore(before)
+        if begun is not None:
+            end_copy("from the GPU", array.nbytes, begun)
 
 
 def copy_bytes(target: int, source: int, nbytes: int, stream: int) -> None:

@@ -223,7 +223,7 @@ def test_results_that_lie_elsewhere_are_found_out_once(
     monkeypatch.setattr(GroupLaunch, "recipe", lambda self, arrays, pointers: seen.append(
         ([a.pointer for a in arrays], [*pointers])) or find(self, arrays, pointers))
     kept = []  # so that each result lies elsewhere
-    for i in range(8):
+    for _ in range(8):
         kept.append(ts.split(x, 2, axis=1))
         for y, part in zip(kept[-1], np.split(want, 2, 1), strict=True):
             np.testing.assert_array_equal(y.array, part)

@@ -126,13 +126,18 @@ class Resident(Tensor):
     @property
     def _buffer(self) -> np.ndarray:  # type: ignore[override]
         """A copy on the host, of packed rows for types under 8 bits."""
-        self.storage.device.synchronize()
-        out = np.empty(self._shape, self.dtype.numpy)
-        if self.dtype.packed:
+        memory, dtype = self.storage, self.type.dtype
+        out = np.empty(self._shape, dtype.numpy)
+        if dtype.packed:
             last = self._shape[-1] if self._shape else 1
-            out = np.empty((*self._shape[:-1], row_bytes(last, self.dtype)), np.uint8)
-        if out.size:
-            self.storage.read(out)
+            out = np.empty((*self._shape[:-1], row_bytes(last, dtype)), np.uint8)
+        # What only we write is written in the order of the default stream, so one wait is enough.
+        ours = type(memory) in OWN and not is_exported(memory)
+        if ours and out.size:
+            memory.fetch(out)
+        memory.device.synchronize()
+        if out.size and not ours:
+            memory.read(out)
         late_checks.settle()
         return in_rows(out, self.type, self._shape)
 
@@ -282,7 +287,8 @@ def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
 
 
 ALIGNED = 256  # bytes at a multiple of which memory begins
-SHAREABLE = frozenset({PooledBuffer, DeviceBuffer, BufferPart})
+OWN = frozenset({PooledBuffer, DeviceBuffer})
+SHAREABLE = OWN | {BufferPart}
 IN_PLACE = frozenset({InTurn, SharedView})  # of memory, which they tell
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from .... import config, hooks
 from ....numerics import stored_bytes
+from ....runtime.arrays import HOST
 from ....runtime.buffer import buffers_of
-from ....runtime.device import restore
 from ....runtime.flags import error_flags
 from ....tile.launch.resident import Resident
 from ...placed_leaves import OURS, read_storage
@@ -47,9 +47,11 @@ class QuickCalls:
         draws = space.drawn
         if calls.drawn and not (calls.by_rows and all(n in draws.places for n in draws.names)):
             return None
-        if executable._node_kernels or executable.copies.copies or calls.captures or \
-                calls.over or calls.given or calls.copied or \
-                not all(type(step) is PlacedLaunch for step in space.steps):
+        # What a function of ops captures from the host are constants that it makes: they stay.
+        if any(x.place != HOST or name not in space.own for name, x in calls.captures):
+            return None
+        if executable._node_kernels or executable.copies.copies or calls.over or \
+                calls.given or calls.copied or not all(type(step) is PlacedLaunch for step in space.steps):
             return None
         names = [*space.program.lowered.inputs, *(r.base for r in space.results),
                  *(draws.places if calls.drawn else ())]
@@ -101,15 +103,7 @@ def quick(scope):
         if words[0]:
             return None
         {operands} = memories
-        before = activate()
-        try:
-{made}
-{found}
-{launched}
-        finally:
-            if before:
-                restore(before)
-{tensors}
+{lines}
         return ({results})
     return run
 """
@@ -118,14 +112,16 @@ def quick(scope):
 def _written(calls: QuickCalls, launches: Sequence[tuple[PlacedLaunch, Sequence[int]]],
              inputs: int) -> Callable[[Sequence[Any]], Sequence[Resident] | None]:
     """A function of the memories of the operands, with no loop over what a program has few of: in
-    loops they took twice the time."""
+    loops they took twice the time. Nothing here needs the device's context: memory is made in it, a
+    launch that is refused in another is made again in it (LoadedKernel.again), and to ask for the
+    current one each time takes a tenth of a call."""
     results, on = range(len(calls.results)), calls.device
     drawn = [f"d{i}" for i in range(len(calls.space.drawn.places) if calls.drawn else 0)]
     names = [*(f"m{i}.pointer" for i in range(inputs)), *(f"r{j}.pointer" for j in results), *drawn,
              *(f"part{k}" for k in range(len(calls.parts))), *map(str, calls.beyond)]
     scope: dict[str, Any] = {
-        "words": error_flags(on.index).words, "activate": on.activate, "restore": restore,
-        "new": Resident.__new__, "Resident": Resident, "lock": calls.executable._lock,
+        "words": error_flags(on.index).words, "new": Resident.__new__, "Resident": Resident,
+        "lock": calls.executable._lock,
         "draw": functools.partial(calls.space.draw, True)}
     own = dict(zip(drawn, calls.space.drawn.own, strict=False))  # as good as where they will lie
     made = [f"r{j} = make{j}()" for j in results]
@@ -155,13 +151,10 @@ def _written(calls: QuickCalls, launches: Sequence[tuple[PlacedLaunch, Sequence[
                     f"y{j}._storage = r{j}", f"y{j}._is_param = False",
                     f"y{j}._scale = y{j}._name = y{j}.narrow = y{j}.origin = None"]
 
-    def lines(of: Sequence[str], deep: int) -> str:
-        return "\n".join(" " * deep + line for line in of)
-
+    lines = [*made, *found, *launched, *tensors]
     text = _RUN.format(
         names=", ".join(scope) + ",", operands="".join(f"m{i}, " for i in range(inputs)) or "()",
-        made=lines(made, 12), found=lines(found, 12),
-        launched=lines(launched or ["pass"], 12), tensors=lines(tensors, 8),
+        lines="\n".join(" " * 8 + line for line in lines),
         results="".join(f"y{j}, " for j in results))
     return _compiled(text)(tuple(scope.values()))
 
