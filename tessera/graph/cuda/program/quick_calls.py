@@ -50,8 +50,8 @@ class QuickCalls:
         # What a function of ops captures from the host are constants that it makes: they stay.
         if any(x.place != HOST or name not in space.own for name, x in calls.captures):
             return None
-        if executable._node_kernels or executable.copies.copies or calls.over or \
-                calls.given or calls.copied or not all(type(step) is PlacedLaunch for step in space.steps):
+        if executable._node_kernels or executable.copies.copies or calls.over or calls.given or \
+                calls.copied or not all(type(step) is PlacedLaunch for step in space.steps):
             return None
         names = [*space.program.lowered.inputs, *(r.base for r in space.results),
                  *(draws.places if calls.drawn else ())]
