@@ -45,8 +45,7 @@ PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 
 def public(fn: Function) -> Function:
     """Register a public function; its errors name it and its tensor arguments."""
-    signature, name = inspect.signature(fn), f"ts.{fn.__name__}"
-    states_type = getattr(fn, "states_type", False)
+    name, states_type = f"ts.{fn.__name__}", getattr(fn, "states_type", False)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -56,9 +55,10 @@ def public(fn: Function) -> Function:
             else:
                 out = fn(*args, **kwargs)
         except TesseraError as err:
-            name_operands(err, name, _tensor_arguments(signature, args, kwargs))
+            name_operands(err, name, _tensor_arguments(inspect.signature(fn), args, kwargs))
             raise
         except FAILURES as err:
+            signature = inspect.signature(fn)
             refusal = call_refusal(name, fn, signature, args, kwargs,
                                    _how_to_call(name, signature, args))
             if refusal is None:
