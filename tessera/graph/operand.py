@@ -64,7 +64,7 @@ def public(fn: Function) -> Function:
             if refusal is None:
                 raise
             raise refusal from err
-        if wide_arrays.UNSTATED.data and not states_type:  # its own bool() is a function
+        if wide_arrays.ANY_UNSTATED and not states_type:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
         for leave in hooks.exits:
             leave(out)

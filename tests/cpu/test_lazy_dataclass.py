@@ -176,5 +176,5 @@ def test_a_class_without_a_docstring_has_the_library_s() -> None:
     mine = make(lazy_dataclass.dataclass)
     assert "__init__" in vars(mine) and type(vars(mine)["__doc__"]) is lazy_dataclass._Unwritten
     assert Child.__doc__ is None
-    assert mine.__doc__ == make(dataclasses.dataclass).__doc__ and mine.__doc__.startswith("Point(x")
+    assert mine.__doc__ == make(dataclasses.dataclass).__doc__ != ""
     assert mine(3) == mine(3, 2)

@@ -32,7 +32,8 @@ class QuickCalls:
         results, of what the call draws, of parts of these, and those beyond, which are the same in
         all calls.  parts: which of the first, and the byte at which one begins."""
         self.executable, self.space, self.device = executable, space, space.device
-        self.beyond, self.parts, self.drawn = beyond, parts, space.repeated.drawn
+        self.beyond, self.parts = beyond, parts
+        self.drawn = [*space.drawn.places] if space.program.lowered.drawn else []
         self.sizes = [stored_bytes(r.buffer.shape, r.buffer.type.dtype) for r in space.results]
         self.results = [(r.buffer.shape, r.buffer.type) for r in space.results]
         self.on = _written(self, launches, len(space.program.lowered.inputs))
@@ -116,16 +117,17 @@ def _written(calls: QuickCalls, launches: Sequence[tuple[PlacedLaunch, Sequence[
     launch that is refused in another is made again in it (LoadedKernel.again), and to ask for the
     current one each time takes a tenth of a call."""
     results, on = range(len(calls.results)), calls.device
-    drawn = [f"d{i}" for i in range(len(calls.space.drawn.places) if calls.drawn else 0)]
+    drawn = [f"d{i}" for i in range(len(calls.drawn))]
     names = [*(f"m{i}.pointer" for i in range(inputs)), *(f"r{j}.pointer" for j in results), *drawn,
              *(f"part{k}" for k in range(len(calls.parts))), *map(str, calls.beyond)]
     scope: dict[str, Any] = {
         "words": error_flags(on.index).words, "new": Resident.__new__, "Resident": Resident,
-        "lock": calls.executable._lock,
-        "draw": functools.partial(calls.space.draw, True)}
+        "lock": calls.executable._lock, "draw": functools.partial(calls.space.draw, True)}
     own = dict(zip(drawn, calls.space.drawn.own, strict=False))  # as good as where they will lie
     made = [f"r{j} = make{j}()" for j in results]
-    found, launched, tensors = [], [], []
+    found: list[str] = []
+    launched: list[str] = []
+    tensors: list[str] = []
     for k, (i, begin) in enumerate(calls.parts):
         (launched if names[i] in drawn else found).append(f"part{k} = {names[i]} + {begin}")
         if names[i] in drawn:
