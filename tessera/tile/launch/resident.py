@@ -260,6 +260,16 @@ class Resident(Tensor):
         return Tensor(self.array, self.type) if tensors or self.dtype.packed else self.array
 
 
+def resident_at(shape: tuple[int, ...], numeric: NumericType, memory: Any) -> Resident:
+    """As Resident, more quickly: of what lies there, with a tuple of extents."""
+    made = _new(Resident)
+    made._shape, made.type, made._storage = shape, numeric, memory
+    made._scale = made._name = made.narrow = made.origin = None
+    made._is_param = False
+    return made
+
+
+_new: Any = Resident.__new__
 PLAIN.add(Resident)
 MOST_KEPT = 16  # times the bytes of some rows that they may keep; more are copied
 FEW_BYTES = 1 << 20  # that may be kept by fewer
@@ -281,8 +291,8 @@ def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
             whole.nbytes > max(MOST_KEPT * nbytes, FEW_BYTES)):
         return None
     part = BufferPart(whole, at, nbytes)
-    made = Resident(shape, x.type, whole.device.index, part)
-    made._storage = SharedView(Resident(shape, x.type, whole.device.index, part), None, made)
+    made = resident_at(shape, x.type, part)
+    made._storage = SharedView(resident_at(shape, x.type, part), None, made)
     return made
 
 
@@ -452,4 +462,4 @@ def from_dlpack(x: Any) -> Tensor:
 
 
 __all__ = ["IN_PLACE", "Resident", "adopted", "as_bytes", "begin_upload", "from_bytes",
-           "from_dlpack", "offload", "on_gpu", "on_host"]
+           "from_dlpack", "offload", "on_gpu", "on_host", "resident_at"]

@@ -97,7 +97,7 @@ def export(memory: DeviceBuffer) -> None:
 
 
 def is_exported(memory: DeviceBuffer) -> bool:
-    return bool(_exported) and memory in _exported
+    return bool(_exported.data) and memory in _exported  # its own bool() is a function
 
 
 __all__ = ["SharedView", "end_views", "export", "is_exported", "is_shared",

@@ -28,7 +28,7 @@ from ....runtime.buffer import Borrowed
 from ....tensor import Tensor, as_tensor
 from ....tile.launch.memory_turns import InTurn
 from ....tile.launch.placement import chosen_gpu, gpu_number
-from ....tile.launch.resident import Resident, adopted, on_gpu
+from ....tile.launch.resident import Resident, adopted, on_gpu, resident_at
 from ....tile.launch.shared_views import SharedView, is_exported, whole_of
 from ... import tree
 from ...devices import place_typed, target_of
@@ -160,12 +160,16 @@ class EagerProgram:
         memory: Any = held.base._storage if type(held) is SharedView else held
         if type(memory) not in OURS or x.type.dtype.packed or is_exported(whole_of(memory)):
             return None
-        out, index = self.graph.outputs[0].aval, memory.device.index
-        shape: Any = out.shape
-        made = Resident(shape, out.type, index, memory)
-        base = Resident(shape if self.view else x._shape, x.type, index, memory)
+        shape, numeric = self._result
+        made = resident_at(shape, numeric, memory)
+        base = resident_at(shape if self.view else x._shape, x.type, memory)
         made._storage = SharedView(base, None if self.view else self, made)
         return made
+
+    @functools.cached_property
+    def _result(self) -> tuple[Any, NumericType]:
+        out = self.graph.outputs[0].aval
+        return out.shape, out.type
 
     def copy_of(self, base: Resident) -> Resident:
         """What it gives, in memory of its own. A trace that is open asks for it, and is none of its
