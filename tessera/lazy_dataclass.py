@@ -42,6 +42,7 @@ def _lazily(cls: type, *, init: bool = True, repr: bool = True, eq: bool = True,
     names |= {"__eq__"} if eq else set()
     names |= _ORDER if order else set()
     names -= own.keys()
+    names |= set() if cls.__doc__ else {"__doc__"}  # which the library writes from the signature
     if eq and own.get("__hash__") is None:
         if frozen:
             names.add("__hash__")
@@ -102,9 +103,9 @@ if TYPE_CHECKING:
 else:
     def dataclass(cls=None, /, **options):
         """As `dataclasses.dataclass`, which does it at once for a class with slots, since it makes
-        another class of it, or without a docstring, which it writes from the signature."""
+        another class of it."""
         if cls is None:
             return lambda cls: dataclass(cls, **options)
-        if options.get("slots") or not cls.__doc__:
+        if options.get("slots"):
             return dataclasses.dataclass(cls, **options)
         return _lazily(cls, **options)

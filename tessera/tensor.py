@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -365,7 +366,7 @@ class Tensor(Operators):
                                    {**function, **METHODS})
         if name in PROPERTIES:
             return op(self)
-        return lambda *args, **kwargs: op(self, *args, **kwargs)
+        return MethodType(op, self)
 
     def __getitem__(self, index: Any) -> Tensor:
         return OPERATORS["__getitem__"](self, index)

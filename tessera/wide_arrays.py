@@ -29,6 +29,7 @@ class WideArrayWarning(UserWarning):
 
 # By id: tensors compare elementwise, so they cannot be members of a set.
 UNSTATED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+ANY_UNSTATED: dict[int, Any] = UNSTATED.data  # type: ignore[attr-defined]  # whose bool() is quicker
 _told: set[tuple[str, int]] = set()
 
 

@@ -50,7 +50,8 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
     """Write a part of x where it lies. Whether that was done: not for indices that are no runs,
     types that are packed or scaled, memory that others have, and values that do not fit."""
     part = part_of(x.shape, index) if x.ndim and not x.dtype.packed and x.scale is None else None
-    own_memory = not isinstance(x.memory, Borrowed) and sys.getrefcount(x.memory) <= 2
+    memory = x.memory
+    own_memory = not isinstance(memory, Borrowed) and sys.getrefcount(memory) <= 3
     if part is None or not own_memory or isinstance(value, Tensor) and type(value) not in PLAIN:
         return False
     starts, sizes, own = part
@@ -65,11 +66,13 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
     place = x.place
     if value.shape == own and value.type == x.type and value.place == place and (
             at := _run_of(x.shape, starts, sizes)) is not None:
-        with x.storage.device.current():
-            copy_bytes(x.storage.pointer + stored_bytes((at,), x.dtype), value.storage.pointer,
-                       value.storage.nbytes, DEFAULT)
-            value.storage.give_back()
+        source = value.storage
+        with memory.device.current():
+            copy_bytes(memory.pointer + stored_bytes((at,), x.dtype), source.pointer,
+                       source.nbytes, DEFAULT)
+            source.give_back()
         return True
+    del memory  # which the program is to find nobody else with
     held = Resident(x.shape, x.type, place, x.storage)
     x.storage = None  # so that the program may write there
     try:

@@ -45,24 +45,26 @@ PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 
 def public(fn: Function) -> Function:
     """Register a public function; its errors name it and its tensor arguments."""
-    signature = inspect.signature(fn)
-    states_type = getattr(fn, "states_type", False)
+    name, states_type = f"ts.{fn.__name__}", getattr(fn, "states_type", False)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            out = _run(f"ts.{fn.__name__}", fn, args, kwargs)
+            if trace_state.builder is None and _elsewhere(args, kwargs):
+                out = hooks.on_gpu.get().call(name, fn, args, kwargs)
+            else:
+                out = fn(*args, **kwargs)
         except TesseraError as err:
-            name_operands(err, f"ts.{fn.__name__}", _tensor_arguments(signature, args, kwargs))
+            name_operands(err, name, _tensor_arguments(inspect.signature(fn), args, kwargs))
             raise
         except FAILURES as err:
-            name = f"ts.{fn.__name__}"
+            signature = inspect.signature(fn)
             refusal = call_refusal(name, fn, signature, args, kwargs,
                                    _how_to_call(name, signature, args))
             if refusal is None:
                 raise
             raise refusal from err
-        if wide_arrays.UNSTATED and not states_type:
+        if wide_arrays.ANY_UNSTATED and not states_type:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
         for leave in hooks.exits:
             leave(out)

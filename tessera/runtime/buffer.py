@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from .. import hooks
 from ..errors import ArgumentError
 from . import libcuda
 from .copy_times import begin_copy, end_copy
-from .device import Device, check, device, driver, outside_capture
+from .device import Device, check, device, driver, outside_capture, restore
 from .memory_pools import (
     LARGE_BYTES,
     LARGE_SHARE,
@@ -110,6 +110,19 @@ class DeviceBuffer:
             check(library.cuStreamSynchronize(stream), "copy from the GPU")
 
 
+    def fetch(self, array: np.ndarray) -> None:
+        """As `read`, behind what was launched before; done when the device has been waited for."""
+        begun = begin_copy(self.device, DEFAULT) if hooks.timed_steps else None
+        before = self.device.activate()
+        try:
+            check(driver().cuMemcpyDtoHAsync(array.__array_interface__["data"][0], self.pointer,
+                                             array.nbytes, DEFAULT), "copy from the GPU")
+        finally:
+            restore(before)
+        if begun is not None:
+            end_copy("from the GPU", array.nbytes, begun)
+
+
 def copy_bytes(target: int, source: int, nbytes: int, stream: int) -> None:
     """Copy memory to other memory of the device, behind what was launched on the stream."""
     check(driver().cuMemcpyDtoDAsync(target, source, nbytes, stream), "copy on the GPU")
@@ -156,6 +169,24 @@ class PooledBuffer(DeviceBuffer):
                 _to_pool(pointer, self.device.index)
         else:
             _to_pool(self.pointer, self.device.index)
+
+
+def buffers_of(nbytes: int, on: Device) -> Callable[[], PooledBuffer]:
+    """What makes memory of one size, more quickly than PooledBuffer(nbytes, on)."""
+    if nbytes > _SMALL_BYTES:
+        return functools.partial(PooledBuffer, nbytes, on)
+    spare, new = SPARE.setdefault((on.index, nbytes), []), PooledBuffer.__new__
+
+    def make() -> PooledBuffer:
+        made = new(PooledBuffer)
+        made._spare, made.nbytes, made.device = spare, nbytes, on
+        try:
+            made.pointer = spare.pop()
+        except IndexError:
+            made.pointer = _from_pool(nbytes, on)
+        return made
+
+    return make
 
 
 class BufferPart(DeviceBuffer):

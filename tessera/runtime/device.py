@@ -127,8 +127,13 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait for everything on the device, then raise what its kernels reported."""
-        with self.current(), context_waited_for():
-            check(driver().cuCtxSynchronize(), f"wait for {self}")
+        before = self.activate()
+        try:
+            with context_waited_for():
+                answer = driver().cuCtxSynchronize()
+        finally:
+            restore(before)
+        check(answer, f"wait for {self}" if answer[0] else "")
         for tell in hooks.synchronised:
             tell(self.index)
 

@@ -58,20 +58,28 @@ def nothing_recorded() -> Iterator[bool]:
         yield not _under_way
 
 
-@contextmanager
-def context_waited_for() -> Iterator[None]:
-    """Recordings of other threads are over, and none begins in the block. For a thread that records
-    one itself the driver has an error."""
-    global _waits
-    with _state:
-        _state.wait_for(lambda: bool(_own.recordings) or not _under_way)
-        _waits += 1
-    try:
-        yield
-    finally:
+class _ContextWait:
+    def __enter__(self) -> None:
+        global _waits
+        with _state:
+            if _under_way:
+                _state.wait_for(lambda: bool(_own.recordings) or not _under_way)
+            _waits += 1
+
+    def __exit__(self, *error: object) -> None:
+        global _waits
         with _state:
             _waits -= 1
             _state.notify_all()
+
+
+_context_wait = _ContextWait()  # no generator: each x.item() enters it
+
+
+def context_waited_for() -> _ContextWait:
+    """A block: recordings of other threads are over, and none begins in it. For a thread that
+    records one itself the driver has an error."""
+    return _context_wait
 
 
 def between_recordings(work: Callable[[], None]) -> None:

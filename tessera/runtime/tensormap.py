@@ -105,8 +105,9 @@ class _Store:
         with self._lock:
             at = self._pinned.get(key) or self._slots.get(key)
             if at is None:
-                at = self._slot(pinned)
-                self._write(at, encode())
+                with self._device.current():
+                    at = self._slot(pinned)
+                    self._write(at, encode())
                 self._slots[key] = at
             elif key not in self._pinned:
                 self._slots.move_to_end(key)

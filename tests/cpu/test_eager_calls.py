@@ -15,6 +15,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.graph.cuda.program import eager
+from tessera.graph.cuda.program.run import GroupLaunch
 from tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("gpu", "apart")
@@ -211,6 +212,25 @@ def test_a_call_like_one_before_does_little_and_copies_nothing(
     assert count < 180, count
 
 
+def test_results_that_lie_elsewhere_are_found_out_once(
+        driver: Any, monkeypatch: Any, rng: np.random.Generator) -> None:
+    x = normal(rng, 6, 8)
+    want = x.array
+    long, seen = [], []
+    real, find = eager.EagerProgram._at_length, GroupLaunch.recipe
+    monkeypatch.setattr(eager.EagerProgram, "_at_length",
+                        lambda self, given: long.append(self) or real(self, given))
+    monkeypatch.setattr(GroupLaunch, "recipe", lambda self, arrays, pointers: seen.append(
+        ([a.pointer for a in arrays], [*pointers])) or find(self, arrays, pointers))
+    kept = []  # so that each result lies elsewhere
+    for _ in range(8):
+        kept.append(ts.split(x, 2, axis=1))
+        for y, part in zip(kept[-1], np.split(want, 2, 1), strict=True):
+            np.testing.assert_array_equal(y.array, part)
+    assert len(long) <= 2
+    assert len(seen) >= 12 and all(lies == told for lies, told in seen)
+
+
 def test_floats_are_data_once_copied(gpu: Any, driver: Any, monkeypatch: Any,
                                      rng: np.random.Generator) -> None:
     x = normal(rng, 4)
@@ -279,3 +299,35 @@ def test_an_optimizer_outside_of_jit_is_one_program(record: Any, monkeypatch: An
         for name in ("w", "b", "v"):
             assert there[name].device == "cuda:0"
             assert_close(there[name].array, host[name].array, "f32", 8)
+
+
+# --- draws --------------------------------------------------------------------------------------
+def test_draws_are_those_of_the_host(driver: Any, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((8, 16)).astype(np.float32)
+
+    def drawn(place: str) -> list[np.ndarray]:
+        y = ts.tensor(x).to("cuda") if place == "cuda" else ts.tensor(x)
+        narrow = "bf16 @stochastic_round"
+        made = []
+        ts.random.seed(5)
+        for i in range(4):
+            made += [ts.dropout(y, 0.3), ts.cast(y, narrow), ts.random.uniform((3,))]
+            if i == 1:  # a step between two calls of one program
+                ts.random.next_key()
+                made.append(ts.dropout(y * 2.0, 0.3))
+        made += [ts.dropout(y, 0.3) for _ in range(3)]
+        return [np.asarray(m.numpy(), np.float32) for m in made]
+
+    for mine, want in zip(drawn("cuda"), drawn("cpu"), strict=True):
+        np.testing.assert_array_equal(mine, want)
+
+
+def test_dropout_is_sent_nothing(
+        driver: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    x = normal(rng, 8, 16)
+    for _ in range(4):
+        y = ts.dropout(x, 0.3)
+    copies = Copies(driver, monkeypatch)
+    assert launches(driver, lambda: ts.dropout(x, 0.3)) == 2  # one makes 1 / (1 - p)
+    assert copies.to_device == 0
+    assert (y.array == 0).any()

@@ -159,3 +159,22 @@ def test_nothing_is_written_before_it_is_asked_for(monkeypatch: pytest.MonkeyPat
         written.append(cls), library(cls, **options))[1])
     cls = point(lazy_dataclass.dataclass, {})
     assert not written and cls(1).y == 2 and repr(cls(1)) and len(written) == 1
+
+
+def test_a_class_without_a_docstring_has_the_library_s() -> None:
+    def make(one: Callable[..., Any]) -> type:
+        @one(frozen=True)
+        class Point:
+            x: int
+            y: int = 2
+
+        return Point
+
+    class Child(make(lazy_dataclass.dataclass)):  # type: ignore[misc]
+        pass
+
+    mine = make(lazy_dataclass.dataclass)
+    assert "__init__" in vars(mine) and type(vars(mine)["__doc__"]) is lazy_dataclass._Unwritten
+    assert Child.__doc__ is None
+    assert mine.__doc__ == make(dataclasses.dataclass).__doc__ != ""
+    assert mine(3) == mine(3, 2)

@@ -275,3 +275,15 @@ def test_without_numba_cuda_it_says_whether_it_is_missing_or_broken(missing, wor
     done = subprocess.run([sys.executable, "-c", GATE.format(missing=missing)], text=True,
                           capture_output=True, check=True)
     assert words in done.stdout and "pip install -e '.[cuda12]'" in done.stdout, done.stdout
+
+
+def test_the_first_compilation_loads_no_scipy() -> None:
+    """Numba's table of NumPy functions asked for its BLAS, which no kernel calls."""
+    text = "; ".join((
+        "import sys, tessera.tile.cuda.numba_gate as gate",
+        "from numba.cuda.np import arraymath, linalg",
+        "from numba.cuda.descriptor import cuda_target",
+        "cuda_target.target_context.refresh()",
+        "assert 'scipy.linalg' not in sys.modules",
+        "assert arraymath.ensure_blas is linalg.ensure_blas is gate._ensure_blas"))
+    subprocess.run([sys.executable, "-c", text], check=True)

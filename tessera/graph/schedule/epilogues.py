@@ -58,7 +58,7 @@ class _Joiner:
             return [group]
         light = group.kind == "loop" and all(map(self.target.light, group.nodes))
         for v in filter(self.anchored, group.inputs):
-            if light and _pays(group, v):
+            if (light or _brief(group, v)) and _pays(group, v):
                 continue
             front, bits = _front(group, v, self.target)
             if not front or group.kind == "loop" and bits > 16:
@@ -113,6 +113,11 @@ def _pays(loop: FusionGroup, v: Value) -> bool:
     """Whether a loop takes less time behind an anchor whose result is v than apart from it."""
     moved = sum(value_bytes(x) for x in (*loop.inputs, *loop.outputs) if x is not v)
     return moved <= 3 * value_bytes(v) + SMALL_BYTES
+
+
+def _brief(group: FusionGroup, v: Value) -> bool:
+    """Whether functions of a loop take less time on an anchor's sums than a launch for them."""
+    return group.kind == "loop" and value_bytes(v) <= SMALL_BYTES
 
 
 def _front(group: FusionGroup, v: Value, target: ScheduleTarget) -> tuple[list[Node], int]:

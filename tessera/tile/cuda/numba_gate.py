@@ -39,6 +39,7 @@ try:
     from numba.cuda.debuginfo import CUDADIBuilder
     from numba.cuda.descriptor import cuda_target
     from numba.cuda.extending import intrinsic as numba_intrinsic
+    from numba.cuda.np import linalg
     from numba.cuda.typing import signature as numba_signature
 
     from .numba_passes import COMPILED_FOR, compiling
@@ -48,6 +49,21 @@ except ImportError as _error:
         "kernels are compiled through Numba-CUDA, which "
         + ("is not installed" if _missing else f"does not import: {_error}"), hint=FIX_GPU
     ) from _error
+
+
+
+def _refuse_blas() -> None:
+    raise ImportError("no kernel calls BLAS")
+
+
+# Numba's table of NumPy functions asks for SciPy's BLAS when it is loaded, which takes a fifth of
+# the first compilation, for functions that no kernel can call.
+_ensure_blas, linalg.ensure_blas = linalg.ensure_blas, _refuse_blas
+try:
+    from numba.cuda.np import arraymath
+finally:
+    linalg.ensure_blas = _ensure_blas
+arraymath.ensure_blas = _ensure_blas
 
 # `noduplicate` is LLVM's; llvmlite lists only the call attributes that Numba uses.
 ir.instructions.CallInstrAttributes._known = frozenset(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _views: dict[int, weakref.WeakSet[SharedView]] = {}  # by the id of the memory, which they keep
 _exported: weakref.WeakSet[DeviceBuffer] = weakref.WeakSet()  # others may write there at any time
+_any_exported: set[Any] = _exported.data  # type: ignore[attr-defined]  # whose bool() is quicker
 
 
 MOST = 256  # memories of which is known whether they have views, before it is asked of each
@@ -97,7 +98,7 @@ def export(memory: DeviceBuffer) -> None:
 
 
 def is_exported(memory: DeviceBuffer) -> bool:
-    return bool(_exported) and memory in _exported
+    return bool(_any_exported) and memory in _exported
 
 
 __all__ = ["SharedView", "end_views", "export", "is_exported", "is_shared",

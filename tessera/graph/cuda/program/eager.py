@@ -24,18 +24,19 @@ from ....lazy_dataclass import dataclass
 from ....numerics import DType, NumericType
 from ....open_trace import trace_state
 from ....runtime.arrays import HOST
+from ....runtime.buffer import Borrowed
 from ....tensor import Tensor, as_tensor
 from ....tile.launch.memory_turns import InTurn
 from ....tile.launch.placement import chosen_gpu, gpu_number
-from ....tile.launch.resident import Resident, adopted, on_gpu
+from ....tile.launch.resident import Resident, adopted, on_gpu, resident_at
 from ....tile.launch.shared_views import SharedView, is_exported, whole_of
 from ... import tree
 from ...devices import place_typed, target_of
 from ...ir import Graph, Node
 from ...op import GraphOp
-from ...ops.random import RNG_KEY
+from ...ops.random import EAGER_STREAM, RNG_KEY
 from ...ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
-from ...placed_leaves import HERE, OURS
+from ...placed_leaves import OURS
 from ...signature import Static, join_scales, leaf_tensors, split_result
 from ...trace import apply, aval_of, evaluate, trace
 from ...tree_code import unflattener
@@ -76,6 +77,17 @@ class EagerProgram:
         return "random" in self.graph.effects
 
     @functools.cached_property
+    def drawing(self) -> EagerProgram | None:
+        """The program that draws its one key itself, of the stream from which the host takes keys
+        outside of compiled functions; None of one that takes several, each of which is a step."""
+        g = self.graph
+        if sum(n.op is RNG_KEY for n in g.nodes) != 1:
+            return None
+        nodes = tuple(replace(n, attrs={"stream": EAGER_STREAM}) if n.op is RNG_KEY else n
+                      for n in g.nodes)
+        return EagerProgram(replace(g, nodes=nodes), self.index, self.out_tree, self.rebuild)
+
+    @functools.cached_property
     def keyed(self) -> tuple[EagerProgram, int]:
         """The program that takes its keys behind its operands, and how many."""
         g = self.graph
@@ -104,6 +116,18 @@ class EagerProgram:
             made = quick.run(given)
         if made is None:
             made = self._at_length(given)
+        return made[0] if self._bare else self._results(made)
+
+    def run_direct(self, seen: Seen, known: Known) -> Any:
+        """The results of a quick call, put together; None where nothing has run."""
+        quick, memories = self._quick, seen.memories
+        if quick is None or not quick.hold():
+            return None
+        for i in known.numbers:
+            memories[i] = _programs.number(seen.operands[i], self.index)._storage
+        made = quick.on(memories)
+        if made is None:
+            return None
         return made[0] if self._bare else self._results(made)
 
     def _at_length(self, operands: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -136,12 +160,16 @@ class EagerProgram:
         memory: Any = held.base._storage if type(held) is SharedView else held
         if type(memory) not in OURS or x.type.dtype.packed or is_exported(whole_of(memory)):
             return None
-        out, index = self.graph.outputs[0].aval, memory.device.index
-        shape: Any = out.shape
-        made = Resident(shape, out.type, index, memory)
-        base = Resident(shape if self.view else x._shape, x.type, index, memory)
+        shape, numeric = self._result
+        made = resident_at(shape, numeric, memory)
+        base = resident_at(shape if self.view else x._shape, x.type, memory)
         made._storage = SharedView(base, None if self.view else self, made)
         return made
+
+    @functools.cached_property
+    def _result(self) -> tuple[Any, NumericType]:
+        out = self.graph.outputs[0].aval
+        return out.shape, out.type
 
     def copy_of(self, base: Resident) -> Resident:
         """What it gives, in memory of its own. A trace that is open asks for it, and is none of its
@@ -178,16 +206,31 @@ class _State(threading.local):
     on_host = False  # a function that makes a tensor from nothing runs, and its result is placed
 
 
-class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
-    """Programs by all that decides about one, those used longest ago first.
+class Known:
+    """What a call was whose form is known, see _form.
 
-    quick: by what is seen of a call at a glance, see _form; with the types, whose ids the keys
-    have. None of calls of which values of floats decide: those are behind the key then.
+    program: None where values of floats decide: the programs are behind the form and these.
+    direct: it is launched on the memory of its operands, which is ours.  numbers: those of its
+    operands that lie on the host.  types: whose ids the form has.
     """
+
+    __slots__ = ("program", "direct", "numbers", "types")
+
+    def __init__(self, program: EagerProgram | None, operands: Sequence[Any],
+                 memories: Sequence[Any], types: list[Any]):
+        self.program, self.types = program, types
+        self.numbers = [i for i, x in enumerate(operands) if type(x) is not Resident]
+        self.direct = program is not None and not program.draws and program.view is None and all(
+            i in self.numbers or type(m) in OURS for i, m in enumerate(memories))
+
+
+class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
+    """Programs by all that decides about one, those used longest ago first. quick: by what is seen
+    of a call at a glance."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.quick: dict[Any, tuple[EagerProgram | None, list[Any]]] = {}
+        self.quick: dict[Any, Known] = {}
         self._numbers: dict[Any, Tensor] = {}
 
     def number(self, x: float | Tensor, index: int) -> Tensor:
@@ -206,17 +249,19 @@ class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
             made = self._numbers[key] = on_gpu(leaf_of(x), index)
         return made
 
-    def remember(self, form: Any, program: EagerProgram, seen: list[Any], used: int) -> None:
-        """seen: the operands at a glance. used: of how many the program is."""
-        floats = [x for x in seen if type(x) is float]
-        types = [x.type for x in seen if type(x) is not float]  # whose ids are in the form
+    def remember(self, form: Any, program: EagerProgram, seen: Seen, used: int) -> None:
+        """used: of how many of what is seen the program is."""
+        floats = [x for x in seen.operands if type(x) is float]
+        types = [x.type for x in seen.operands if type(x) is not float]
         if len(self.quick) >= MOST:
             self.quick.clear()
-        if used == len(seen):
-            self.quick[form] = program, types
+        if used == len(seen.operands):
+            self.quick[form] = Known(program, seen.operands, seen.memories, types)
         elif used == len(types):
-            self.quick[form] = None, types
-            self.quick[form, *map(repr, floats)] = program, types
+            self.quick[form] = Known(None, (), (), types)
+            rest = seen.tensors()
+            self.quick[form, *map(repr, floats)] = Known(program, rest.operands, rest.memories,
+                                                         types)
 
 
 _state = _State()
@@ -233,16 +278,18 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """
     if _state.on_host:
         return fn(*args, **kwargs)
-    seen: list[Any] = []
+    seen = Seen()
     form = _form(fn, args, kwargs, seen)
     if form is not None and (known := _programs.quick.get(form)) is not None:
-        program, operands = known[0], seen
-        if program is None:
-            operands = [x for x in seen if type(x) is not float]
-            known = _programs.quick.get((form, *[repr(x) for x in seen if type(x) is float]))
-            program = None if known is None else known[0]
-        if program is not None:
-            return _run(program, name, fn, args, kwargs, operands)
+        given: Seen = seen
+        if known.program is None:
+            floats = [repr(x) for x in seen.operands if type(x) is float]
+            given = seen.tensors()
+            known = _programs.quick.get((form, *floats))
+        if known is not None and known.program is not None:
+            made = known.program.run_direct(given, known) if known.direct else None
+            return _run(known.program, given.operands) \
+                if made is None else made
     leaves, treedef = tree.flatten((args, kwargs))
     leaves = [adopted(x, name) for x in leaves]
     paths = zip(_paths(fn, args, kwargs, treedef), leaves, strict=True)
@@ -259,25 +306,17 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     program, operands = _Call(name, fn, leaves, treedef, index).find()
     if form is not None:
         _programs.remember(form, program, seen, len(operands))
-    return _run(program, name, fn, args, kwargs, operands)
+    return _run(program, operands)
 
 
-def _run(program: EagerProgram, name: str, fn: Callable, args: tuple, kwargs: dict[str, Any],
-         operands: Sequence[Any]) -> Any:
+def _run(program: EagerProgram, operands: Sequence[Any]) -> Any:
     if not program.draws:
         return program.run(operands)
-    # by a key of the program's stream, as on the host
-    index = program.index
-    if _takes_key(fn):
-        key = on_gpu(hooks.next_key.get()(), index)
-        return call(name, fn, args, {**kwargs, "key": key})
-    keyed, count = program.keyed  # a cast or a sum whose type draws
-    return keyed.run([*operands, *(on_gpu(hooks.next_key.get()(), index) for _ in range(count))])
-
-
-@functools.lru_cache(MOST)
-def _takes_key(fn: Callable) -> bool:
-    return "key" in inspect.signature(fn).parameters
+    if program.drawing is not None:
+        return program.drawing.run(operands)
+    keyed, count = program.keyed  # as the host takes them, each a step
+    return keyed.run([*operands, *(on_gpu(hooks.next_key.get()(), program.index)
+                                   for _ in range(count))])
 
 
 NUMBERS = frozenset({float, Tensor})  # classes of operands that lie on the host
@@ -285,21 +324,41 @@ _PLAIN = {int, bool, str, type(None), type(...)}
 _TYPES = (NumericType, DType)
 
 
-def _form(fn: Callable, args: tuple, kwargs: dict[str, Any], operands: list[Any]) -> tuple | None:
-    """What is seen at a glance of a call whose arguments are tensors on a GPU, floats, which are
-    data, and attributes; None of any other. operands: is given the tensors and floats; in place of
-    a view that has no elements of its own, what it is a view of."""
+class Seen:
+    """What is seen of a call at a glance. operands: the tensors on a GPU, and the numbers, which
+    are data; in place of a view that has no elements of its own, what it is a view of.  memories:
+    of each, None of a number."""
+
+    __slots__ = ("operands", "memories")
+
+    def __init__(self) -> None:
+        self.operands: list[Any] = []
+        self.memories: list[Any] = []
+
+    def tensors(self) -> Seen:
+        """The same without floats."""
+        kept = Seen()
+        for x, memory in zip(self.operands, self.memories, strict=True):
+            if type(x) is not float:
+                kept.operands.append(x)
+                kept.memories.append(memory)
+        return kept
+
+
+def _form(fn: Callable, args: tuple, kwargs: dict[str, Any], seen: Seen) -> tuple | None:
+    """What decides about a call whose arguments are tensors on a GPU, numbers and attributes; None
+    of any other. Whether memory is ours is a part of it. seen: is told."""
     key: list[Any] = [fn, config.device, config.determinism]
-    if not _note(args, key, operands):
+    if not _note(args, key, seen.operands, seen.memories):
         return None
     for name, value in kwargs.items():
         key.append(name)
-        if not _note((value,), key, operands):
+        if not _note((value,), key, seen.operands, seen.memories):
             return None
     return tuple(key)
 
 
-def _note(values: Sequence[Any], key: list[Any], operands: list[Any]) -> bool:
+def _note(values: Sequence[Any], key: list[Any], operands: list[Any], memories: list[Any]) -> bool:
     for a in values:
         kind = type(a)
         if kind is Resident:
@@ -311,28 +370,33 @@ def _note(values: Sequence[Any], key: list[Any], operands: list[Any]) -> bool:
                 held = held.base._storage
             elif type(held) is InTurn:
                 held = a.held_now()
-            if type(held) not in HERE or a._scale is not None or (
-                    a._name is not None and number_type(a) is not None):
+            if type(held) not in OURS:
+                if type(held) is not Borrowed:
+                    return False
+                key.append(Borrowed)
+            if a._scale is not None or (a._name is not None and number_type(a) is not None):
                 return False
             key += (a._shape, id(a.type), held.device.index)
             operands.append(a)
-        elif kind is float:
-            key.append(float)
+            memories.append(held)
+        elif kind is float or (kind is Tensor and not a._shape):
+            if kind is float:
+                key.append(float)
+            elif a._scale is not None or number_type(a) is not None:
+                return False
+            else:
+                key += (Tensor, id(a.type))
             operands.append(a)
+            memories.append(None)
         elif kind in _PLAIN:
             key += (kind, a)
-        elif kind is Tensor and not a._shape:
-            if a._scale is not None or number_type(a) is not None:
-                return False
-            key += (Tensor, id(a.type))
-            operands.append(a)
         elif kind is tuple or kind is list:
             key += (kind, len(a))
-            if not _note(a, key, operands):
+            if not _note(a, key, operands, memories):
                 return False
         elif kind is slice:
             key.append(slice)
-            if not _note((a.start, a.stop, a.step), key, operands):
+            if not _note((a.start, a.stop, a.step), key, operands, memories):
                 return False
         elif kind in _TYPES:
             key.append(a)

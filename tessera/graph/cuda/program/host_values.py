@@ -102,7 +102,8 @@ class HostDraws:
         if not self.sent:
             if self.there is None:
                 self.there = Memory(self.most * self.bytes, self.memory.device)
-            self.there.load(self.rows)
+            with self.memory.device.current():
+                self.there.load(self.rows)
             self.sent = True
         row = self.there.pointer + self.row * self.bytes  # type: ignore[union-attr]
         return [row + begin for begin, _ in self.places.values()]

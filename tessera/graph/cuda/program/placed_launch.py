@@ -43,11 +43,12 @@ class PlacedLaunch:
     alike: numbers of places that are as good as each other wherever they are, as what a call draws.
     """
 
-    __slots__ = ("find", "places", "stream", "key", "_telling", "_known")
+    __slots__ = ("find", "places", "stream", "key", "alike", "_telling", "_known")
 
     def __init__(self, find: Find, places: Sequence[Pointed], stream: int,
                  key: Callable[[], tuple[int, int]] | None = None, alike: Collection[int] = ()):
         self.find, self.places, self.stream, self.key = find, tuple(places), stream, key
+        self.alike = frozenset(alike)
         self._telling = [p for i, p in enumerate(places) if i not in alike] if alike else None
         self._known: dict[tuple[int, ...], Recipe] = {}
 
@@ -56,7 +57,7 @@ class PlacedLaunch:
         told = pointers if self._telling is None else tuple([p.pointer for p in self._telling])
         recipe = self._known.get(told)
         if recipe is None:
-            recipe = self._new(pointers, told)
+            recipe = self._find(pointers, told)
         if recipe.quick and not recipe.words[0]:
             recipe.quick(self.stream, *pointers)
             return
@@ -65,16 +66,27 @@ class PlacedLaunch:
 
     @property
     def by_pointers(self) -> bool:
-        """Whether what is launched follows from the pointers alone: it draws nothing."""
-        return self._telling is None and self.key is None and self.stream == DEFAULT
+        """Whether what is launched follows from the pointers alone: it has no key to itself."""
+        return self.key is None and self.stream == DEFAULT
 
-    def ready(self, pointers: tuple[int, ...]) -> Callable[..., None] | None:
-        """What launches it on arrays that begin there, (stream, *pointers), where that is known and
-        there is nothing to look at before."""
-        recipe = self._known.get(pointers)
-        return None if recipe is None or recipe.words[0] else recipe.quick
+    @property
+    def known(self) -> Callable[[tuple[int, ...]], Recipe | None]:
+        """The recipe by pointers, without those that are alike, where it is known."""
+        return self._known.get
 
-    def _new(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
+    def learn(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
+        """The recipe of arrays that begin there, though the program was told others. Nothing of it
+        may run meanwhile. told: the pointers without those that are alike."""
+        before = [p.pointer for p in self.places]
+        try:
+            for place, pointer in zip(self.places, pointers, strict=True):
+                place.pointer = pointer
+            return self._find(pointers, told)
+        finally:
+            for place, pointer in zip(self.places, before, strict=True):
+                place.pointer = pointer
+
+    def _find(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
         if len(self._known) >= KEPT:
             self._known.clear()
         recipe = self._known[told] = self.find(pointers)

@@ -5,15 +5,15 @@ stay as the last other call left them; what is not so goes that way.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from .... import config, hooks
 from ....numerics import stored_bytes
-from ....runtime.buffer import DEFAULT, PooledBuffer
-from ....runtime.device import restore
+from ....runtime.arrays import HOST
+from ....runtime.buffer import buffers_of
+from ....runtime.flags import error_flags
 from ....tile.launch.resident import Resident
 from ...placed_leaves import OURS, read_storage
 from .placed_launch import PlacedLaunch
@@ -22,25 +22,21 @@ if TYPE_CHECKING:
     from .device import DeviceExecutable
     from .workspace import Workspace
 
-Pick = Callable[[Sequence[int]], tuple[int, ...]]
-pointer_of = attrgetter("pointer")
-NOTHING = nullcontext()
-
-
 class QuickCalls:
     """Those of a program with this memory. May be used while the executable has it, see `hold`."""
 
     def __init__(self, executable: DeviceExecutable, space: Workspace,
-                 launches: Sequence[tuple[PlacedLaunch, Pick]], beyond: tuple[int, ...],
-                 parts: Sequence[tuple[int, int]]):
-        """launches: each with what picks its pointers of those of the operands, of the results, of
-        parts of these, and those beyond, which are the same in all calls.  parts: which of the
-        first, and the byte at which one begins."""
+                 launches: Sequence[tuple[PlacedLaunch, Sequence[int]]],
+                 beyond: tuple[int, ...], parts: Sequence[tuple[int, int]]):
+        """launches: each with the numbers of its pointers among those of the operands, of the
+        results, of what the call draws, of parts of these, and those beyond, which are the same in
+        all calls.  parts: which of the first, and the byte at which one begins."""
         self.executable, self.space, self.device = executable, space, space.device
-        self.launches, self.beyond, self.parts = launches, beyond, parts
-        self.alone = len(launches) == 1  # else its launches must not mix with those of others
+        self.beyond, self.parts = beyond, parts
+        self.drawn = [*space.drawn.places] if space.program.lowered.drawn else []
         self.sizes = [stored_bytes(r.buffer.shape, r.buffer.type.dtype) for r in space.results]
         self.results = [(r.buffer.shape, r.buffer.type) for r in space.results]
+        self.on = _written(self, launches, len(space.program.lowered.inputs))
 
     @staticmethod
     def of(executable: DeviceExecutable) -> QuickCalls | None:
@@ -49,11 +45,17 @@ class QuickCalls:
         calls = None if space is None else space.repeated
         if space is None or calls is None or space.watched or space.alone:
             return None
-        if executable._node_kernels or executable.copies.copies or calls.drawn or \
-                calls.captures or calls.over or calls.given or calls.copied or \
-                not all(type(step) is PlacedLaunch for step in space.steps):
+        draws = space.drawn
+        if calls.drawn and not (calls.by_rows and all(n in draws.places for n in draws.names)):
             return None
-        names = [*space.program.lowered.inputs, *(r.base for r in space.results)]
+        # What a function of ops captures from the host are constants that it makes: they stay.
+        if any(x.place != HOST or name not in space.own for name, x in calls.captures):
+            return None
+        if executable._node_kernels or executable.copies.copies or calls.over or calls.given or \
+                calls.copied or not all(type(step) is PlacedLaunch for step in space.steps):
+            return None
+        names = [*space.program.lowered.inputs, *(r.base for r in space.results),
+                 *(draws.places if calls.drawn else ())]
         if len({*names}) != len(names):
             return None
         at = {id(place): (names.index(base), begin) for base, places in space.arrays.items()
@@ -73,7 +75,7 @@ class QuickCalls:
                     beyond.append(place.pointer)
                 else:
                     numbers.append(len(names) + parts.index(which) if which[1] else which[0])
-            found.append((launch, _picker(numbers)))
+            found.append((launch, numbers))
         return QuickCalls(executable, space, found, tuple(beyond), parts)
 
     def hold(self) -> bool:
@@ -82,7 +84,7 @@ class QuickCalls:
             hooks.timed_steps or config.nvtx or config.debug) and \
             self.executable._workspace is self.space
 
-    def run(self, operands: Sequence[Any]) -> list[Resident] | None:
+    def run(self, operands: Sequence[Any]) -> Sequence[Resident] | None:
         """The results; None where nothing has run."""
         memories = [x._storage if type(x) is Resident else None for x in operands]
         if not OURS.issuperset(map(type, memories)):
@@ -91,44 +93,79 @@ class QuickCalls:
             memories = read_storage(operands)
             if not OURS.issuperset(map(type, memories)):
                 return None
-        on = self.device
-        before = on.activate()
-        try:
-            made = [PooledBuffer(n, on) for n in self.sizes]
-            pointers = [*map(pointer_of, memories), *map(pointer_of, made)]
-            if self.parts:
-                pointers += [pointers[i] + begin for i, begin in self.parts]
-            pointers += self.beyond
-            ready: list[tuple[Callable[..., None], tuple[int, ...]]] = []
-            for launch, pick in self.launches:
-                mine = pick(pointers)
-                start = launch.ready(mine)
-                if start is None:
-                    return None
-                ready.append((start, mine))
-            with NOTHING if self.alone else self.executable._lock:
-                for begin, mine in ready:
-                    begin(DEFAULT, *mine)
-        finally:
-            restore(before)
-        return [_tensor(shape, numeric, memory)
-                for (shape, numeric), memory in zip(self.results, made, strict=True)]
+        return self.on(memories)
 
 
-def _tensor(shape: tuple[int, ...], numeric: Any, memory: PooledBuffer) -> Resident:
-    """As Resident makes it, which looks whether the shape is a tuple and the memory there."""
-    y: Any = Resident.__new__(Resident)
-    y._shape, y.type, y._storage = shape, numeric, memory
-    y._scale = y._name = y.narrow = y.origin = None
-    y._is_param = False
-    return y
+_RUN = """\
+def quick(scope):
+    {names} = scope
+
+    def run(memories):
+        if words[0]:
+            return None
+        {operands} = memories
+{lines}
+        return ({results})
+    return run
+"""
 
 
-def _picker(numbers: Sequence[int]) -> Pick:
-    if len(numbers) == 1:
-        only = numbers[0]
-        return lambda pointers: (pointers[only],)
-    return itemgetter(*numbers) if numbers else lambda pointers: ()
+def _written(calls: QuickCalls, launches: Sequence[tuple[PlacedLaunch, Sequence[int]]],
+             inputs: int) -> Callable[[Sequence[Any]], Sequence[Resident] | None]:
+    """A function of the memories of the operands, with no loop over what a program has few of: in
+    loops they took twice the time. Nothing here needs the device's context: memory is made in it, a
+    launch that is refused in another is made again in it (LoadedKernel.again), and to ask for the
+    current one each time takes a tenth of a call."""
+    results, on = range(len(calls.results)), calls.device
+    drawn = [f"d{i}" for i in range(len(calls.drawn))]
+    names = [*(f"m{i}.pointer" for i in range(inputs)), *(f"r{j}.pointer" for j in results), *drawn,
+             *(f"part{k}" for k in range(len(calls.parts))), *map(str, calls.beyond)]
+    scope: dict[str, Any] = {
+        "words": error_flags(on.index).words, "new": Resident.__new__, "Resident": Resident,
+        "lock": calls.executable._lock, "draw": functools.partial(calls.space.draw, True)}
+    own = dict(zip(drawn, calls.space.drawn.own, strict=False))  # as good as where they will lie
+    made = [f"r{j} = make{j}()" for j in results]
+    found: list[str] = []
+    launched: list[str] = []
+    tensors: list[str] = []
+    for k, (i, begin) in enumerate(calls.parts):
+        (launched if names[i] in drawn else found).append(f"part{k} = {names[i]} + {begin}")
+        if names[i] in drawn:
+            own[f"part{k}"] = own[names[i]] + begin
+    for n, (launch, numbers) in enumerate(launches):
+        scope[f"known{n}"] = launch.known
+        given = "".join(f"{names[i]}, " for i in numbers)
+        told = "".join(f"{names[i]}, " for k, i in enumerate(numbers) if k not in launch.alike)
+        scope[f"learn{n}"] = launch.learn
+        alike = "".join(f"{own.get(names[i], names[i])}, " for i in numbers)
+        found += [f"start{n} = known{n}(({told}))", f"if start{n} is None:", "    with lock:",
+                  f"        start{n} = learn{n}(({alike}), ({told}))",
+                  f"if start{n}.quick is None:", "    return None"]
+        launched.append(f"start{n}.quick(0, {given})")
+    if drawn:  # behind all that may send the call another way: it takes a step
+        launched = [f"{', '.join(drawn)}, = draw()", *launched]
+    if len(launches) > 1 or drawn:  # they must not mix with those of others
+        launched = ["with lock:", *("    " + line for line in launched)]
+    for j in results:
+        scope[f"make{j}"] = buffers_of(calls.sizes[j], on)
+        scope[f"shape{j}"], scope[f"type{j}"] = calls.results[j]
+        tensors += [f"y{j} = new(Resident)", f"y{j}._shape = shape{j}", f"y{j}.type = type{j}",
+                    f"y{j}._storage = r{j}", f"y{j}._is_param = False",
+                    f"y{j}._scale = y{j}._name = y{j}.narrow = y{j}.origin = None"]
+
+    lines = [*made, *found, *launched, *tensors]
+    text = _RUN.format(
+        names=", ".join(scope) + ",", operands="".join(f"m{i}, " for i in range(inputs)) or "()",
+        lines="\n".join(" " * 8 + line for line in lines),
+        results="".join(f"y{j}, " for j in results))
+    return _compiled(text)(tuple(scope.values()))
+
+
+@functools.lru_cache(256)
+def _compiled(text: str) -> Callable[[tuple], Callable[[Sequence[Any]], Any]]:
+    scope: dict[str, Any] = {}
+    exec(compile(text, "<a quick call>", "exec"), scope)
+    return scope["quick"]
 
 
 __all__ = ["QuickCalls"]
