@@ -11,6 +11,7 @@ from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import Axis, Edge, TileEdges
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, describe
 from tessera.tile.ir.ir import Def, Op
+from tessera.tile.ir.numpy_values import cast_attrs
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, View
 
 
@@ -100,15 +101,22 @@ class MemoryIndexing:
         return self.storable(value, dtype, base)
 
     def storable(self, value: Handle, dtype: Any, base: Handle) -> Handle:
-        """Floats are rounded by the store itself; integers to other types are said explicitly."""
+        """Floats are rounded by the store itself, once: what no f32 holds is cast here, as the
+        policy of the place says. Integers to other types are said explicitly."""
         got = value.type.dtype
-        if got is dtype or (got.kind == "float" and dtype.kind == "float"):
-            exact = got is dtype or dtype.compute is got
-            return value if exact else self.ir.cast(value, dtype.compute)
-        if got.kind == "float":
-            self.ir.fail(f"{describe(value)} stored to {describe(base)}: a float into {dtype}",
-                         f"say how: int(x), or ts.tile.cast(x, ts.{dtype})")
-        return self.ir.cast(value, dtype if dtype.kind != "float" else dtype.compute)
+        if got is dtype:
+            return value
+        if dtype.kind != "float":
+            if got.kind == "float":
+                self.ir.fail(f"{describe(value)} stored to {describe(base)}: a float into {dtype}",
+                             f"say how: int(x), or ts.tile.cast(x, ts.{dtype})")
+            return self.ir.cast(value, dtype)
+        if got.kind == "float" and got.bits <= 32 and dtype.bits < 32:
+            return self.ir.cast(value, dtype.compute)
+        policy = base.type.numeric.policy
+        if policy.rounding == "stochastic":  # draws by the place of the element: the store does
+            return self.ir.cast(value, dtype.compute)
+        return self.ir.cast(value, dtype, **cast_attrs(policy))
 
     # --- views --------------------------------------------------------------------------------
     def view_of_row(self, row: TensorRow) -> Handle:
