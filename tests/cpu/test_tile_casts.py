@@ -62,7 +62,8 @@ def test_stores_round_once_as_the_type_says(source, rounding, rng):
     """Numbers beside the middle of two of the narrow type, which one of f32 would lie on, and those
     beyond the range: stored as they are cast, by element and by tile, and as ts.cast rounds."""
     if find_dtype(source).kind == "float":
-        beside = [(1 + (2 * k + 1) * 2.0**-8) * (1 + s * 2.0**-40) for k in range(4) for s in (1, -1)]
+        middles = 1 + (2 * np.arange(4) + 1) * 2.0**-8
+        beside = np.r_[middles * (1 + 2.0**-40), middles * (1 - 2.0**-40)]
         x = np.r_[beside, np.inf, -np.inf, 1e300, -1e300, 1 + 2**-24 + 2**-26, 7e4, -0.0, 3.0]
     else:
         x = np.r_[[2**30 + (2 * k + 1) * 2**22 + s for k in range(4) for s in (1, -1)],

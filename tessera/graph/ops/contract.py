@@ -20,7 +20,7 @@ from ...numerics import (
     encode,
     result_type,
 )
-from ...tensor import Tensor, as_tensor
+from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
 from ..cpu import blas
