@@ -56,7 +56,8 @@ class MemoryIndexing:
 
     def require_index(self, x: Any) -> None:
         if isinstance(x, bool) or isinstance(x, float):
-            self.ir.fail(f"{x!r} is no index")
+            self.ir.fail(f"{x!r} is no index: an index is an integer",
+                         "i // 2 divides integers, and int(x) cuts a fraction off")
         if isinstance(x, int):
             return
         if not isinstance(x, Handle) or not isinstance(x.type, Scalar) or x.type.dtype.kind not in (
