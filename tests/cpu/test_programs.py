@@ -265,3 +265,9 @@ def check_slope(loss: Callable, xs: list[Tensor], along: list[np.ndarray], slope
     truncation = abs(coarse - fine)  # 3/4 of the coarse one's: that of a third derivative
     rounding = 2.0**-52 * 2.0**13 * scale * 2.0**8
     assert abs(fine - slope) <= 2 * truncation + rounding + 1e-9 * abs(slope), (fine, slope)
+
+
+def test_what_a_derivative_alone_tells_apart_is_one_value_in_a_graph():
+    fn = ts.jit(lambda x: ts.where(x > 0, x, ts.stop_gradient(x)) * 2.0)
+    assert fn(ts.tensor([1.0, -1.0])).tolist() == [2.0, -2.0]
+    assert "call where" not in fn.inspect_ir("schedule")

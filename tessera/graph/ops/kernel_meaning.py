@@ -270,7 +270,8 @@ class KernelRecorder(Machine):
             return super().side(on, body, values)
         outer, self.env = self.env, BranchValues(self, on)
         self.run(body)
-        made = [outer[v] if v in self.env.read else self.get(v) for v in values]
+        made = [outer[v] if isinstance(v, SSAValue) and v in self.env.read else self.get(v)
+                for v in values]
         self.env = outer
         return made
 

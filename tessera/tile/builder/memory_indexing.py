@@ -114,6 +114,7 @@ class MemoryIndexing:
             return self.ir.cast(value, dtype)
         if got.kind == "float" and got.bits <= 32 and dtype.bits < 32:
             return self.ir.cast(value, dtype.compute)
+        assert isinstance(base.type, GlobalTensor | Buffer | View)
         policy = base.type.numeric.policy
         if policy.rounding == "stochastic":  # draws by the place of the element: the store does
             return self.ir.cast(value, dtype.compute)
