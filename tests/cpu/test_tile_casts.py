@@ -196,3 +196,24 @@ def test_a_literal_of_32_bits_beside_int32_asks_for_u32():
     with pytest.raises(ts.TesseraError, match="2654435761 does not fit into int32") as error:
         hashed(np.zeros(4, np.int32))
     assert error.value.hint.endswith("ts.tile.cast(x, ts.u32)")
+
+
+@pytest.mark.parametrize("source", ["int32", "f64"])
+def test_updates_add_before_they_round(source):
+    """257 is no bf16; 257 + 1 is."""
+    k = build(f"""@kernel
+def k(x: Tensor["N", ts.{source}], a: Tensor["N", bf16], b: Tensor["N", bf16],
+      c: Tensor["N", bf16], d: Tensor["N", bf16], e: Tensor["N", bf16]):
+    i, at, t = tile.local_id(), tile.arange(4), tile.load(x[0:4])
+    a[0:4] += t
+    tile.atomic_add(b[0:4], t)
+    tile.scatter(c, at, t, mode="add")
+    tile.atomic_add(d, at, t)
+    if i < N:
+        tile.atomic_add(e, i, x[i])
+""")["k"]
+    outs = [ts.ones(4, "bf16") for _ in range(5)]
+    x = np.full(4, 257, find_dtype(source).numpy)
+    k[1, 32](x, *outs)
+    assert [y.tolist() for y in outs] == [[258.0] * 4] * 5
+    emulator.compare(k, x, *(ts.ones(4, "bf16") for _ in outs), groups=1, lanes=32, lockstep=False)

@@ -87,7 +87,7 @@ class MemoryIndexing:
         value = self.stored(value, base)
         self.ir.emit("store_element", [base, value, *self.leading(base), *index])
 
-    def stored(self, value: Any, base: Handle) -> Any:
+    def stored(self, value: Any, base: Handle, added: bool = False) -> Any:
         """A scalar as a value that this place takes: numbers convert, rounding once on storing."""
         value = self.ir.value_of(value)
         dtype = base.type.dtype
@@ -99,11 +99,14 @@ class MemoryIndexing:
         if not isinstance(value.type, Scalar):
             self.ir.fail(f"{describe(value)} stored to one element of {describe(base)}",
                          "store it to a slice: x[a:a+64] = tile, or reduce it to a number")
-        return self.storable(value, dtype, base)
+        return self.storable(value, dtype, base, added)
 
-    def storable(self, value: Handle, dtype: Any, base: Handle) -> Handle:
+    def storable(self, value: Handle, dtype: Any, base: Handle, added: bool = False) -> Handle:
         """Floats are rounded by the store itself, once: what no f32 holds is cast here, as the
-        policy of the place says. Integers to other types are said explicitly."""
+        policy of the place says. Integers to other types are said explicitly.
+
+        added: it meets what is there, and what comes of it is rounded.
+        """
         got = value.type.dtype
         if got is dtype:
             return value
@@ -116,7 +119,7 @@ class MemoryIndexing:
             return self.ir.cast(value, dtype.compute)
         assert isinstance(base.type, GlobalTensor | Buffer | View)
         policy = base.type.numeric.policy
-        if policy.rounding == "stochastic":  # draws by the place of the element: the store does
+        if added or policy.rounding == "stochastic":  # which draws by the place of the element
             return self.ir.cast(value, dtype.compute)
         return self.ir.cast(value, dtype, **cast_attrs(policy))
 
