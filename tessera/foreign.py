@@ -182,8 +182,9 @@ TILE: Mapping[str, str] = {
     "histogram": "ts.tile.scatter(counts, bins, 1, mode='add')",
     "associative_scan": "ts.tile.scan(t, combine, axis)", "topk": "-ts.tile.smallest(-t, k)",
     "atomicCAS": "ts.tile.atomic_cas(x, index, expected, value)",
-    **dict.fromkeys(("cat", "concatenate", "join", "split", "flip"), "a shared buffer: s[0:8] = a, "
-                    "s[8:16] = b, then ts.tile.barrier() and ts.tile.load(s)"),
+    **dict.fromkeys(("cat", "concat", "concatenate", "hstack", "vstack", "join", "split", "flip"),
+                    "a shared buffer: s[0:8] = a, s[8:16] = b, then ts.tile.barrier() and "
+                    "ts.tile.load(s)"),
 }
 
 # ts.tile.<op>(<word>=): what is written instead of an argument that ops of tiles have elsewhere

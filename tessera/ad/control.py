@@ -206,8 +206,9 @@ def _cond_batch(size: Any, batched: tuple, p: Tensor, *xs: Tensor, on_true: Grap
     flags = batched[1:]
     if batched[0]:
         both = []
-        for graph in (on_true, on_false):
-            outs, marks = batch_graph(graph, size, xs, flags)
+        for graph, on in ((on_true, p), (on_false, F.logical_not(p))):
+            given, own = _rows_that_come(on, xs, flags)
+            outs, marks = batch_graph(graph, size, given, own)
             both.append([stretch(y, size, b) for y, b in zip(outs, marks, strict=True)])
         return tuple(choose(p, a, b) for a, b in zip(*both, strict=True)), True
 
@@ -216,6 +217,19 @@ def _cond_batch(size: Any, batched: tuple, p: Tensor, *xs: Tensor, on_true: Grap
         return [stretch(y, size, b) for y, b in zip(outs, marks, strict=True)]
 
     return _branches(p, xs, run, on_true, on_false, "batch"), True
+
+
+def _rows_that_come(on: Tensor, xs: Sequence[Tensor], flags: Sequence[bool]
+                    ) -> tuple[list[Tensor], tuple[bool, ...]]:
+    """Operands of a branch that all rows compute: those that do not take it have no share in their
+    derivatives, where 0 times one that is infinite would be NaN. A number for all rows gets rows;
+    a matrix stays one, whose products are then one."""
+    own = tuple(b or (is_float(x) and not x.ndim) for x, b in zip(xs, flags, strict=True))
+    given = []
+    for x, batched, rows in zip(xs, flags, own, strict=True):
+        x = F.broadcast_to(x, on.shape) if rows and not batched else x
+        given.append(choose(on, x, F.stop_gradient(x)) if rows and is_float(x) else x)
+    return given, own
 
 
 def choose(p: Tensor, a: Tensor, b: Tensor) -> Tensor:

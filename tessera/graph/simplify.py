@@ -226,6 +226,8 @@ RULES: dict[str, Callable[[Rewriter, tuple, Node], Value | None]] = {
     "mul": _times_one,
     "div": _div,
     "neg": _neg,
+    "where": lambda rw, inputs, node: inputs[1] if inputs[1] is inputs[2] and inputs[1].aval
+    == node.outputs[0].aval else None,  # only its derivative told them apart
     "stop_gradient": lambda rw, inputs, node: inputs[0],  # derivatives are taken before
     "reduce_sum": _reduce,
     "reduce_max": _reduce,

@@ -301,8 +301,13 @@ def _check_packed_for(value: Any) -> DType:
 def clamps(source: NumericType, to: NumericType) -> bool:
     """Whether a cast to another policy of the same storage changes infinities: to what the narrow
     formats that have them hold at most. Those of f32 and f64, in which is computed, stay."""
-    return to.dtype is source.dtype and to.dtype.special == "ieee" and to.dtype.bits <= 16 and \
-        to.policy.saturate and not source.policy.saturate
+    return to.dtype is source.dtype and saturates_itself(to.dtype, to.policy.saturate) and \
+        not source.policy.saturate
+
+
+def saturates_itself(dtype: DType, saturate: bool) -> bool:
+    """Whether numbers of a format become others by a cast to it that saturates."""
+    return saturate and dtype.special == "ieee" and dtype.bits <= 16
 
 
 def need_order(dtype: DType, policy: Policy) -> None:

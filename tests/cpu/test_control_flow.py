@@ -576,3 +576,22 @@ def test_graphs_with_loops_print_verify_and_hash(rng: np.random.Generator) -> No
     assert graph.hash == build().hash
     other = ts.grad(lambda c, xs: gated(c * 2.0, xs)).graph(t64(np.ones(2)), t64(np.ones((3, 2))))
     assert other.hash != graph.hash
+
+
+def test_rows_that_take_another_branch_have_no_share_in_its_derivative():
+    """ts.vmap computes both branches for all rows: where one is not taken its derivative may be
+    infinite, and 0 times that NaN. Then grad(vmap(f)) would not be vmap(grad(f))."""
+    def f(x, s):
+        return ts.cond(x > 0, lambda x: s * ts.log(x) + ts.sqrt(x), lambda x: 0.0 * x + s, x)
+
+    def total(x, s):
+        return ts.sum(ts.vmap(f, in_axes=(0, None))(x, s))
+
+    x, s = ts.tensor([4.0, 0.0, -1.0, 2.0]), ts.tensor(3.0)
+    rows = ts.vmap(ts.grad(f, argnums=(0, 1)), in_axes=(0, None))(x, s)
+    z = np.array([4.0, 2.0])
+    for slopes in (ts.grad(total, argnums=(0, 1))(x, s), ts.jit(ts.grad(total, (0, 1)))(x, s)):
+        np.testing.assert_allclose(slopes[0].numpy()[[0, 3]], 3 / z + 0.5 / np.sqrt(z), rtol=1e-6)
+        assert slopes[0].tolist()[1:3] == [0.0, 0.0]
+        np.testing.assert_allclose(slopes[0].numpy(), rows[0].numpy(), rtol=1e-6)
+        np.testing.assert_allclose(slopes[1].item(), np.log(z).sum() + 2, rtol=1e-6)

@@ -10,6 +10,7 @@ import pytest
 import tessera as ts
 from derived_kernels import LOOPED, PROGRAMS, mirrored, recurrent, written
 from kernel_meanings import compared
+from kernels.build import build
 from kernels.corpus import read
 from tessera import Tensor, bf16, f32
 from tessera.graph.ops import kernel_loops
@@ -173,3 +174,106 @@ def test_the_corpus_means_the_same_in_ops_of_the_graph(monkeypatch, capsys, pyte
         for program in read("correct"):
             program.run(pytestconfig.option.seed)
     assert seen["told"] > 50 and seen["a while loop ends by its values"] < 8, seen
+
+
+# --- branches that are not taken ------------------------------------------------------------------
+GUARDED = {
+    "sqrt": "tile.sqrt(x[i])", "log": "s * tile.log(x[i])", "division": "s / x[i]",
+    "both": "tile.log(x[i]) * tile.sqrt(x[i])", "outside": "s / v", "gathered": "s / x[at[i]]",
+}
+
+
+def guarded(body: str, form: str):
+    store = f"y[i] = {body}" if form == "store" else f"y[i] = {body} if x[i] > 0.0 else s"
+    guard = "if i < N and x[i] > 0.0:" if form == "store" else "if i < N:"
+    return build(f"""@kernel
+def k(x: Tensor["N", f32], at: Tensor["N", i32], y: Tensor["N", f32], s: f32):
+    i = tile.linear_id()
+    v = x[i] if i < N else 0.0
+    {guard}
+        {store}
+""")["k"]
+
+
+@pytest.mark.parametrize("form", ["store", "ternary"])
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_branch_that_is_not_taken_has_no_share_in_a_derivative(name, form, rng):
+    """Its derivative would be infinite there, and 0 times that NaN; also for a number that all
+    lanes read. In f64 by hand: x of 0 and below takes no part."""
+    k, at = guarded(GUARDED[name], form), ts.arange(9, dtype="int32")
+    x = np.abs(rng.standard_normal(9)) + 0.5
+    x[[1, 4]], x[6], s = 0.0, -1.0, 3.0
+    on = x > 0
+    z = np.where(on, x, 1.0)
+
+    def f(x, s):
+        y = ts.zeros_like(x)
+        k(x, at, y, s)
+        return ts.sum(y)
+
+    slope, by_s = {
+        "sqrt": (0.5 / np.sqrt(z), 0 * z), "log": (s / z, np.log(z)),
+        "both": (np.sqrt(z) / z + np.log(z) / (2 * np.sqrt(z)), 0 * z)}.get(
+            name, (-s / z**2, 1 / z))
+    if form == "ternary":
+        by_s = np.where(on, by_s, 1.0)
+    args = ts.tensor(x, "f32"), ts.tensor(s)
+    grads = ts.grad(f, argnums=(0, 1))
+    for made in (grads(*args), ts.jit(grads)(*args)):
+        np.testing.assert_allclose(made[0].numpy(), np.where(on, slope, 0), rtol=1e-5, atol=1e-6)
+        by_s = by_s if form == "ternary" else np.where(on, by_s, 0)
+        np.testing.assert_allclose(made[1].item(), by_s.sum(), rtol=1e-4, atol=1e-5)
+    tangent = ts.jvp(f, args, (ts.ones(9), ts.tensor(1.0)))[1].item()
+    np.testing.assert_allclose(tangent, (np.where(on, slope, 0) + by_s).sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_lanes_behind_the_end_have_no_share_in_a_derivative(rng):
+    """They compute with elements that lie somewhere in the tensor: the root of 0 here."""
+    k = build("""@kernel
+def k(a: Tensor["B", 3, f32], l: Tensor["B", 3, f32]):
+    b = tile.linear_id()
+    if b < B:
+        r = tile.alloc_register((2,), f32)
+        r[0] = math.sqrt(a[b, 0])
+        r[1] = a[b, 1] / r[0]
+        l[b, 0] = r[0]
+        l[b, 1] = r[1]
+        l[b, 2] = math.sqrt(a[b, 2] - r[1] * r[1])
+""")["k"]
+
+    def f(a):
+        made = ts.zeros_like(a)
+        k(a, made)
+        return ts.sum(made)
+
+    def plain(a):
+        u = ts.sqrt(a[:, 0])
+        v = a[:, 1] / u
+        return ts.sum(u + v + ts.sqrt(a[:, 2] - v * v))
+
+    a = ts.tensor(np.array([1.0, 0.5, 3.0]) + 0.2 * rng.random((5, 3)), "f32")
+    np.testing.assert_allclose(ts.grad(f)(a).numpy(), ts.grad(plain)(a).numpy(), rtol=1e-5)
+
+
+def test_groups_that_take_another_branch_have_no_share_in_a_derivative(rng):
+    k = build("""@kernel
+def k(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    t = tile.load(x[tile_m:tile_m+1, 0:8])
+    s = tile.reduce_sum(t)
+    if s > 0.0:
+        y[tile_m:tile_m+1, 0:8] = tile.load(x[tile_m:tile_m+1, 0:8]) * tile.sqrt(t) / s
+""")["k"]
+    x = rng.random((4, 8)).astype(np.float32) + 0.1
+    x[2] = 0.0
+
+    def f(x):
+        y = ts.zeros_like(x)
+        k(x, y)
+        return ts.sum(y)
+
+    slope = ts.grad(f)(ts.tensor(x)).numpy()
+    v = x[[0, 1, 3]].astype(np.float64)
+    s = v.sum(1, keepdims=True)
+    want = 1.5 * np.sqrt(v) / s - (v**1.5).sum(1, keepdims=True) / s**2
+    np.testing.assert_allclose(slope[[0, 1, 3]], want, rtol=1e-4, atol=1e-5)
+    assert not slope[2].any()

@@ -235,6 +235,32 @@ def test_results_of_scaled_operands_are_wide(t, rng):
 
 
 @pytest.mark.parametrize("name", ["fp4_e2m1", "fp4_e3m0", "fp6_e3m2", "fp6_e2m3", "int4"])
+def test_packed_codes_times_their_scale(name, rng):
+    """Of fp4_e3m0, whose codes NumPy holds as numbers of 8 bits, too. Each is half a step off at
+    most, a step being the distance of its two neighbours."""
+    x = draw(rng, 4, 6)
+    q = ts.cast(x, f"{name} @scaled(amax)")
+    step = 2.0 ** -q.dtype.man if q.dtype.kind == "float" else 2.0
+    most = np.maximum(np.abs(x), q.scale.item()) * step / 2
+    for y in (q.numpy(), ts.dequantize(q).numpy(), ts.jit(ts.dequantize)(q).numpy()):
+        assert (np.abs(y - x) <= 1.1 * most).all()
+    made = ts.jit(lambda q: q @ ts.ones((6, 2)))(q)
+    np.testing.assert_allclose((q @ ts.ones((6, 2))).numpy(), made.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("t", ["int8 @scaled(amax)", "fp8 @scaled(amax)"])
+def test_products_with_scaled_operands_are_as_wide_as_the_other(t, rng):
+    """f64 beside codes stays f64, as in x * q."""
+    x = ts.tensor(rng.standard_normal((4, 6)), "f64")
+    q = ts.cast(draw(rng, 6, 3), t)
+    want = x.numpy() @ ts.dequantize(q).numpy().astype(np.float64)
+    for fn in (lambda x, q: x @ q, lambda x, q: ts.einsum("ij,jk->ik", x, q)):
+        for y in (fn(x, q), ts.jit(fn)(x, q)):
+            assert y.type == "f64"
+            np.testing.assert_allclose(y.numpy(), want, rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["fp4_e2m1", "fp4_e3m0", "fp6_e3m2", "fp6_e2m3", "int4"])
 def test_packed_scalars(name):
     x = ts.tensor(4.0, name)
     assert x.shape == () and x.item() == 4.0

@@ -182,6 +182,15 @@ def test_infinities_of_the_format_itself_saturate(numeric: str) -> None:
     np.testing.assert_array_equal(as_f64(kept), want)
 
 
+@pytest.mark.parametrize("numeric", ["tf32", "bf16", "f16", "fp8_e5m2"])
+def test_infinities_of_a_narrow_format_saturate_in_f32(numeric: str) -> None:
+    x = ts.tensor([np.inf, -np.inf, np.nan, 2.0], numeric)
+    fn = ts.jit(lambda x: ts.cast(x, "f32 @saturate"))
+    want = np.float32([3.4028235e38, -3.4028235e38, np.nan, 2.0])
+    for y in (fn(x), *CudaProgram(fn.graph(x), "sm_90a").run([x])):
+        np.testing.assert_array_equal(np.asarray(y), want)
+
+
 def test_bools_constants_and_sums_kept_in_f64_as_kernels(rng: np.random.Generator) -> None:
     """What random programs found: each once more by itself."""
     b = ts.tensor([True, False, True])
@@ -256,3 +265,9 @@ def check_slope(loss: Callable, xs: list[Tensor], along: list[np.ndarray], slope
     truncation = abs(coarse - fine)  # 3/4 of the coarse one's: that of a third derivative
     rounding = 2.0**-52 * 2.0**13 * scale * 2.0**8
     assert abs(fine - slope) <= 2 * truncation + rounding + 1e-9 * abs(slope), (fine, slope)
+
+
+def test_what_a_derivative_alone_tells_apart_is_one_value_in_a_graph():
+    fn = ts.jit(lambda x: ts.where(x > 0, x, ts.stop_gradient(x)) * 2.0)
+    assert fn(ts.tensor([1.0, -1.0])).tolist() == [2.0, -2.0]
+    assert "call where" not in fn.inspect_ir("schedule")

@@ -20,9 +20,9 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 def casts(source: str, targets: tuple[str, ...]):
     """A kernel that casts x to each target by tile.cast, by a store of a number and of a tile."""
-    outs = ", ".join(f'c{i}: Tensor["N", ts.{t}], e{i}: Tensor["N", ts.{t}], '
-                     f't{i}: Tensor["N", ts.{t}]' for i, t in enumerate(targets))
-    lanes = "".join(f"        c{i}[j] = tile.cast(x[j], ts.{t})\n        e{i}[j] = x[j]\n"
+    outs = ", ".join(f"{n}{i}: Tensor['N', ts.as_type({t!r})]"
+                     for i, t in enumerate(targets) for n in "cet")
+    lanes = "".join(f"        c{i}[j] = tile.cast(x[j], {t!r})\n        e{i}[j] = x[j]\n"
                     for i, t in enumerate(targets))
     tiles = "".join(f"    t{i}[0:16] = tile.load(x[0:16])\n" for i in range(len(targets)))
     return build(f"""@kernel
@@ -54,6 +54,32 @@ def test_integers_give_their_nearest_end(source, rng):
             assert got.tolist() == want, f"{source} to {target}"
         assert ts.cast(ts.tensor(x, source), target).tolist() == want
     emulator.compare(k, x, *map(np.zeros_like, outs), groups=1, lanes=32, lockstep=False)
+
+
+@pytest.mark.parametrize("rounding", ["", '@rounding("toward_zero")', "@saturate"])
+@pytest.mark.parametrize("source", ["f64", "int32", "int64", "uint32", "bf16", "f32"])
+def test_stores_round_once_as_the_type_says(source, rounding, rng):
+    """Numbers beside the middle of two of the narrow type, which one of f32 would lie on, and those
+    beyond the range: stored as they are cast, by element and by tile, and as ts.cast rounds."""
+    if find_dtype(source).kind == "float":
+        middles = 1 + (2 * np.arange(4) + 1) * 2.0**-8
+        beside = np.r_[middles * (1 + 2.0**-40), middles * (1 - 2.0**-40)]
+        x = np.r_[beside, np.inf, -np.inf, 1e300, -1e300, 1 + 2**-24 + 2**-26, 7e4, -0.0, 3.0]
+    else:
+        x = np.r_[[2**30 + (2 * k + 1) * 2**22 + s for k in range(4) for s in (1, -1)],
+                  [2**24 + 1, 2**24 + 3, 2**31 - 1, 2**31 - 65, 7, 0, 65519, 65521]]
+    x = ts.cast(ts.tensor(x), source)
+    targets = tuple(f"{t} {rounding}".strip() for t in ("bf16", "f16", "f32", "f64", "fp8_e5m2"))
+    outs = [ts.zeros(16, t) for t in targets for _ in range(3)]
+    k = casts(source, targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        k[1, 32](x, *outs)
+        emulator.compare(k, x, *outs, groups=1, lanes=32, lockstep=False)
+    for i, t in enumerate(targets):
+        want = ts.cast(x, t).tolist()
+        for made, how in zip(outs[3 * i:3 * i + 3], ("cast", "element", "tile"), strict=True):
+            assert str(made.tolist()) == str(want), f"{source} to {t} by {how}"
 
 
 def test_the_ptx_clamps():
@@ -170,3 +196,24 @@ def test_a_literal_of_32_bits_beside_int32_asks_for_u32():
     with pytest.raises(ts.TesseraError, match="2654435761 does not fit into int32") as error:
         hashed(np.zeros(4, np.int32))
     assert error.value.hint.endswith("ts.tile.cast(x, ts.u32)")
+
+
+@pytest.mark.parametrize("source", ["int32", "f64"])
+def test_updates_add_before_they_round(source):
+    """257 is no bf16; 257 + 1 is."""
+    k = build(f"""@kernel
+def k(x: Tensor["N", ts.{source}], a: Tensor["N", bf16], b: Tensor["N", bf16],
+      c: Tensor["N", bf16], d: Tensor["N", bf16], e: Tensor["N", bf16]):
+    i, at, t = tile.local_id(), tile.arange(4), tile.load(x[0:4])
+    a[0:4] += t
+    tile.atomic_add(b[0:4], t)
+    tile.scatter(c, at, t, mode="add")
+    tile.atomic_add(d, at, t)
+    if i < N:
+        tile.atomic_add(e, i, x[i])
+""")["k"]
+    outs = [ts.ones(4, "bf16") for _ in range(5)]
+    x = np.full(4, 257, find_dtype(source).numpy)
+    k[1, 32](x, *outs)
+    assert [y.tolist() for y in outs] == [[258.0] * 4] * 5
+    emulator.compare(k, x, *(ts.ones(4, "bf16") for _ in outs), groups=1, lanes=32, lockstep=False)

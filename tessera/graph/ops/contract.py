@@ -20,12 +20,12 @@ from ...numerics import (
     encode,
     result_type,
 )
-from ...tensor import Tensor, as_tensor
+from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
 from ..cpu import blas
 from ..op import Arg, Aval, GraphOp, Sample, sample
-from ..operand import as_stored, compute_type, convert, to_compute
+from ..operand import as_stored, compute_type, convert, dequantized, to_compute
 from ..trace import apply
 from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 
@@ -220,13 +220,10 @@ def matmul_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericTyp
 
 
 def matmul_operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, DType]:
-    a, b = as_tensor(a), as_tensor(b)
+    a, b = dequantized(a), dequantized(b)
     compute, result, accum = matmul_type(a.type, b.type)
     if compute.dtype is F64 and wide_arrays.UNSTATED:
         wide_arrays.check_widening((a, b))
-    if a.scale is not None or b.scale is not None:
-        compute = result = as_type("f32")
-        accum = compute.dtype
     pair = [_product_operand(x, compute, result) for x in (a, b)]
     return pair[0], pair[1], result, accum
 

@@ -28,7 +28,7 @@ NOTHING = np.zeros((1, 1), np.float32)
 
 
 def _load_tile(m: KernelRecorder, op: Op, place: MemoryBox) -> Tensor | BlockedTile:
-    return m.load_box(place, op.attr.get("fill") or 0)
+    return m.read_here(m.load_box(place, op.attr.get("fill") or 0))
 
 
 def _store_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> None:
@@ -36,6 +36,11 @@ def _store_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> None
 
 
 def _load_element(m: KernelRecorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
+    return m.read_here(_element(m, place, index))
+
+
+def _element(m: KernelRecorder, place: MemoryBox, index: tuple[Any, ...]) -> Tensor:
+    """An element for each lane, as it is now."""
     if any(map(is_recorded, index)):
         held, there = _recorded_address(m, place, index)
         if not held.size:
@@ -70,7 +75,7 @@ def _store_element(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *ind
     if any(map(is_recorded, index)):
         _store_recorded(m, place, value, index)
         return
-    value = m.taken(value, lambda: as_dtype(_load_element(m, op, place, *index), value.dtype))
+    value = m.taken(value, lambda: as_dtype(_element(m, place, index), value.dtype))
     held, at = m.element(place, index)
     address, on = m.active_elements(held, at, value)
     inside = (address >= 0) & (address < held.size)

@@ -14,7 +14,7 @@ places that depend on elements (but `tile.gather`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,7 +26,7 @@ from ...numerics import f32
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import Machine, masked
 from ...tile.interpreter.memory import MemoryBox
-from ...tile.ir.ir import Def, For, If, Op, SSAValue, While
+from ...tile.ir.ir import Def, For, If, Node, Op, Operand, SSAValue, While
 from ...tile.ir.numpy_values import constant
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
@@ -260,11 +260,36 @@ class KernelRecorder(Machine):
         outer, sides = self.when, []  # both are computed, and each writes where it is taken
         for on, body, values in ((cond, node.then, node.thens), (~cond, node.orelse, node.elses)):
             self.when = on if outer is None else outer & on
-            self.run(body)
-            sides.append([self.get(v) for v in values])
+            sides.append(self.side(on, body, values))
         self.when = outer
         for made, then, orelse in zip(node.outs, *sides, strict=True):
             self.env[made.value] = self.choose(cond, then, orelse)
+
+    def side(self, on: Any, body: Sequence[Node], values: Sequence[Operand]) -> list[Any]:
+        if not is_recorded(on) and (on.shape[-1] == 1 or on.all()):
+            return super().side(on, body, values)
+        outer, self.env = self.env, BranchValues(self, on)
+        self.run(body)
+        made = [outer[v] if isinstance(v, SSAValue) and v in self.env.read else self.get(v)
+                for v in values]
+        self.env = outer
+        return made
+
+    def apart_from_others(self, value: Any, on: Any) -> Any:
+        """A value as lanes read it in a branch. Those that do not come there compute with it too,
+        and 0 times a derivative that is infinite would be NaN: they have no share in its own."""
+        whole = value.tensor if isinstance(value, BlockedTile) else value
+        if not isinstance(whole, Tensor) or whole.dtype.kind != "float":
+            return value
+        if isinstance(value, BlockedTile):
+            return self.choose(on, value, value.mapped(F.stop_gradient))
+        return self.choose(on, value, F.stop_gradient(value))
+
+    def read_here(self, value: Any) -> Any:
+        """What is read from memory where a branch is taken."""
+        if self.mask is not None and self.mask.shape[-1] > 1:
+            value = self.apart_from_others(value, self.mask)
+        return value if self.when is None else self.apart_from_others(value, self.when)
 
     def for_(self, node: For) -> None:
         if any(is_recorded(self.get(x)) for x in (node.lo, node.hi, node.step)):
@@ -526,6 +551,20 @@ class _Lifted(dict):
 
     def __missing__(self, key: Any) -> Any:
         self[key] = made = self.machine.lifted(self.machine.env[key], self.count)
+        return made
+
+
+class BranchValues(dict):
+    """Values from outside of a branch, each as those read it who come there."""
+
+    def __init__(self, machine: KernelRecorder, on: Any):
+        super().__init__()
+        self.machine, self.outer, self.on = machine, machine.env, on
+        self.read: set[Any] = set()
+
+    def __missing__(self, key: Any) -> Any:
+        self[key] = made = self.machine.apart_from_others(self.outer[key], self.on)
+        self.read.add(key)
         return made
 
 

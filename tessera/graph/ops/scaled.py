@@ -103,23 +103,29 @@ QUANTIZE = GraphOp(
 )
 
 
-def _dequantize_batch(size: Any, batched: tuple, codes: Tensor, scale: Tensor) -> tuple:
-    return apply(DEQUANTIZE, *_rows(codes, scale, batched)), True
+def _dequantize_batch(size: Any, batched: tuple, codes: Tensor, scale: Tensor, source: NumericType
+                      ) -> tuple:
+    return apply(DEQUANTIZE, *_rows(codes, scale, batched), source=source), True
+
+
+def values_of(codes: Tensor, scale: Tensor) -> Tensor:
+    """codes times their scale. The codes' type is part of the op, for NumPy cannot name each."""
+    return apply(DEQUANTIZE, codes, scale, source=as_type(codes.dtype))
 
 
 DEQUANTIZE = GraphOp(
     "dequantize",
-    shape=lambda codes, scale: Aval(broadcast_shapes(codes.shape, scale.shape), F32),
-    ref=lambda codes, scale: np.multiply(
-        decode(codes, as_type(codes.dtype).dtype).astype(np.float32), scale, dtype=np.float32),
-    vjp=lambda g, y, codes, scale: (g, None),
-    jvp=lambda ts, y, codes, scale: ts[0],
+    shape=lambda codes, scale, source: Aval(broadcast_shapes(codes.shape, scale.shape), F32),
+    ref=lambda codes, scale, source: np.multiply(
+        decode(codes, source.dtype).astype(np.float32), scale, dtype=np.float32),
+    vjp=lambda g, y, codes, scale, source: (g, None),
+    jvp=lambda ts, y, codes, scale, source: ts[0],
     batch=_dequantize_batch,
-    expand=lambda codes, scale: convert(codes, F32) * scale,
+    expand=lambda codes, scale, source: convert(codes, F32) * scale,
     axes="...,...->...",
-    samples=(
-        Sample((Arg((2, 3), "type:fp8_e4m3", False), FIRST), {}),
-        Sample((Arg((2, 3), "type:int8", False), Arg((2, 1), "positive", False)), {}),
+    samples=tuple(
+        Sample((Arg((2, 3), f"type:{name}", False), of), {"source": as_type(name)})
+        for name, of in (("fp8_e4m3", FIRST), ("int8", Arg((2, 1), "positive", False)))
     ),
     doc="codes times their scale; to derivatives the identity",
 )
@@ -235,7 +241,7 @@ def dequantize(x: Tensor) -> Tensor:
         values = as_tensor(x.policy.custom().dequantize(apply(STOP_GRADIENT, plain), x.scale))
         return apply(STRAIGHT_THROUGH, plain, values)
     assert compute_type(x.type) == F32
-    return apply(DEQUANTIZE, plain, x.scale)
+    return values_of(plain, x.scale)
 
 
 def stored_codes(x: Tensor) -> Tensor:
@@ -247,4 +253,5 @@ def stored_codes(x: Tensor) -> Tensor:
 APART = "pass ts.dequantize(x), or codes and scale apart: ts.tensor(x.array, x.dtype) and x.scale"
 OPERATORS["quantize"], OPERATORS["dequantize"] = quantize, dequantize
 
-__all__ = ["APART", "DEQUANTIZE", "QUANTIZE", "codes_of", "finite_amax", "scale_of", "stored_codes"]
+__all__ = ["APART", "DEQUANTIZE", "QUANTIZE", "codes_of", "finite_amax", "scale_of", "stored_codes",
+           "values_of"]

@@ -25,7 +25,7 @@ from .contract import (
     matmul_ref,
     multiply_together,
 )
-from .scaled import DEQUANTIZE, codes_of, finite_amax, scale_of, stored_codes
+from .scaled import codes_of, finite_amax, scale_of, stored_codes, values_of
 
 F32 = as_type("f32")
 COTANGENT = as_type('fp8_e5m2 @scaled("amax")')
@@ -76,9 +76,9 @@ def _jvp(ts: tuple, y: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: T
          *cotangent_scale: Tensor, accum: DType, cotangent: NumericType) -> Tensor | None:
     left = right = None
     if ts[0] is not None:
-        left = apply(MATMUL, ts[0], apply(DEQUANTIZE, b, b_scale), accum=accum)
+        left = apply(MATMUL, ts[0], values_of(b, b_scale), accum=accum)
     if ts[2] is not None:
-        right = apply(MATMUL, apply(DEQUANTIZE, a, a_scale), ts[2], accum=accum)
+        right = apply(MATMUL, values_of(a, a_scale), ts[2], accum=accum)
     return right if left is None else left if right is None else left + right
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from tessera.numerics import DType, bool_, f32, i32, i64, uint64
+from tessera.numerics.policy import saturates_itself
 from tessera.tile.builder.edge_facts import EdgeFacts
 from tessera.tile.builder.edge_masks import within
 from tessera.tile.builder.rules import compute_dtype, integers, logical, promote, shifted
@@ -352,7 +353,8 @@ class IRBuilder:
         return self.literal(int(x) if isinstance(x, bool) else x, dtype)
 
     def cast(self, x: Handle, dtype: DType, **policy: Any) -> Handle:
-        if x.type.dtype is dtype:
+        saturate = bool(policy.get("saturate", False))
+        if x.type.dtype is dtype and not saturates_itself(dtype, saturate):
             return x
         return self.emit("convert", [x], self.hint(x), dtype=dtype, **policy)
 

@@ -11,6 +11,7 @@ from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import Axis, Edge, TileEdges
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, describe
 from tessera.tile.ir.ir import Def, Op
+from tessera.tile.ir.numpy_values import cast_attrs
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, View
 
 
@@ -55,7 +56,8 @@ class MemoryIndexing:
 
     def require_index(self, x: Any) -> None:
         if isinstance(x, bool) or isinstance(x, float):
-            self.ir.fail(f"{x!r} is no index")
+            self.ir.fail(f"{x!r} is no index: an index is an integer",
+                         "i // 2 divides integers, and int(x) cuts a fraction off")
         if isinstance(x, int):
             return
         if not isinstance(x, Handle) or not isinstance(x.type, Scalar) or x.type.dtype.kind not in (
@@ -85,7 +87,7 @@ class MemoryIndexing:
         value = self.stored(value, base)
         self.ir.emit("store_element", [base, value, *self.leading(base), *index])
 
-    def stored(self, value: Any, base: Handle) -> Any:
+    def stored(self, value: Any, base: Handle, added: bool = False) -> Any:
         """A scalar as a value that this place takes: numbers convert, rounding once on storing."""
         value = self.ir.value_of(value)
         dtype = base.type.dtype
@@ -97,18 +99,29 @@ class MemoryIndexing:
         if not isinstance(value.type, Scalar):
             self.ir.fail(f"{describe(value)} stored to one element of {describe(base)}",
                          "store it to a slice: x[a:a+64] = tile, or reduce it to a number")
-        return self.storable(value, dtype, base)
+        return self.storable(value, dtype, base, added)
 
-    def storable(self, value: Handle, dtype: Any, base: Handle) -> Handle:
-        """Floats are rounded by the store itself; integers to other types are said explicitly."""
+    def storable(self, value: Handle, dtype: Any, base: Handle, added: bool = False) -> Handle:
+        """Floats are rounded by the store itself, once: what no f32 holds is cast here, as the
+        policy of the place says. Integers to other types are said explicitly.
+
+        added: it meets what is there, and what comes of it is rounded.
+        """
         got = value.type.dtype
-        if got is dtype or (got.kind == "float" and dtype.kind == "float"):
-            exact = got is dtype or dtype.compute is got
-            return value if exact else self.ir.cast(value, dtype.compute)
-        if got.kind == "float":
-            self.ir.fail(f"{describe(value)} stored to {describe(base)}: a float into {dtype}",
-                         f"say how: int(x), or ts.tile.cast(x, ts.{dtype})")
-        return self.ir.cast(value, dtype if dtype.kind != "float" else dtype.compute)
+        if got is dtype:
+            return value
+        if dtype.kind != "float":
+            if got.kind == "float":
+                self.ir.fail(f"{describe(value)} stored to {describe(base)}: a float into {dtype}",
+                             f"say how: int(x), or ts.tile.cast(x, ts.{dtype})")
+            return self.ir.cast(value, dtype)
+        if got.kind == "float" and got.bits <= 32 and dtype.bits < 32:
+            return self.ir.cast(value, dtype.compute)
+        assert isinstance(base.type, GlobalTensor | Buffer | View)
+        policy = base.type.numeric.policy
+        if added or policy.rounding == "stochastic":  # which draws by the place of the element
+            return self.ir.cast(value, dtype.compute)
+        return self.ir.cast(value, dtype, **cast_attrs(policy))
 
     # --- views --------------------------------------------------------------------------------
     def view_of_row(self, row: TensorRow) -> Handle:

@@ -148,11 +148,7 @@ class Machine:
         results: list[list[Any] | None] = []
         for on, body, values in ((cond, node.then, node.thens), (~cond, node.orelse, node.elses)):
             self.mask = masked(outer, on)
-            taken: list[Any] | None = None
-            if self.anyone():
-                self.run(body)
-                taken = [self.get(v) for v in values]
-            results.append(taken)
+            results.append(self.side(on, body, values) if self.anyone() else None)
         self.mask, self.apart = outer, apart
         then, orelse = results
         for i, made in enumerate(node.outs):
@@ -164,6 +160,11 @@ class Machine:
             self.env[made.value] = self.spread(made.type, value)
             if self.blame is not None:
                 self.blame.passes(made.value, (node.thens[i], node.elses[i]))
+
+    def side(self, on: Any, body: Sequence[Node], values: Sequence[Operand]) -> list[Any]:
+        """What one side of a branch gives, which is taken where `on` holds."""
+        self.run(body)
+        return [self.get(v) for v in values]
 
     def choose(self, cond: Any, x: Any, y: Any) -> Any:
         return choose(cond, x, y)

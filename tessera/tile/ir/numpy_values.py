@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.numerics import DType, decode, encode
+from tessera.numerics import DType, Policy, decode, encode
 
 _POISON = 0x7EADBEEF  # uninitialised integers
 
@@ -26,7 +26,7 @@ def convert(x: Any, dtype: DType, rounding: str = "nearest_even", saturate: bool
     """Values of another type, rounded to it once."""
     x = np.asarray(x)
     held = array_dtype(dtype)
-    if dtype.kind == "float" and x.dtype == held and dtype.name in ("f32", "f64"):
+    if dtype.kind == "float" and x.dtype == held and dtype.name in ("f32", "f64") and not saturate:
         return x
     if x.dtype == held and dtype.kind != "float" and not dtype.packed:
         return x
@@ -36,6 +36,16 @@ def convert(x: Any, dtype: DType, rounding: str = "nearest_even", saturate: bool
     given = index if index is None else np.broadcast_to(index, x.shape)
     return decode(encode(x, dtype, rounding=rounding, saturate=saturate, key=key, index=given),
                   dtype)
+
+
+def cast_attrs(policy: Policy) -> dict[str, Any]:
+    """What a cast to a type of this policy says of its rounding, where it is not the usual one."""
+    attrs: dict[str, Any] = {}
+    if policy.rounding != "nearest_even":
+        attrs["rounding"] = policy.rounding
+    if policy.saturate:
+        attrs["saturate"] = True
+    return attrs
 
 
 def rounded(x: float, dtype: DType, **policy: Any) -> Any:

@@ -222,7 +222,7 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
                 t.fail(f"{name} into a box needs a tile, got {describe(tile)}",
                        f"ts.tile.full({target.type.shape}, {describe(tile)})"
                        if is_number(tile) else None)
-            tile = t.memory.storable(tile, target.type.dtype, target)
+            tile = t.memory.storable(tile, target.type.dtype, target, added=True)
             return t.ir.emit("atomic_tile", [target, tile], kind=kind, scope=scope)
         if value is None:
             t.fail(f"{name} needs an index and a value", f"ts.tile.{name}(x, index, value)")
@@ -232,8 +232,9 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
                        "each lane's own")
             return update_at(t, name, kind, target, index, value, scope)
         base, items = _element(t, target, index, name)
-        return t.ir.emit("atomic", [base, t.memory.stored(value, base), *items], t.ir.hint(base),
-                         kind=kind, scope=scope, **({"release": True} if release else {}))
+        value = t.memory.stored(value, base, added=kind != "exchange")
+        return t.ir.emit("atomic", [base, value, *items], t.ir.hint(base), kind=kind,
+                         scope=scope, **({"release": True} if release else {}))
 
     lower.__doc__ = (f"{doc} At a tile of positions, for each of them: the value before is a tile, "
                      "0 where a position is outside. release: whoever sees the update sees what "

@@ -12,7 +12,7 @@ from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
-from tessera.tile.ir.numpy_values import array_dtype, poison, rounded
+from tessera.tile.ir.numpy_values import array_dtype, cast_attrs, poison, rounded
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
@@ -173,11 +173,7 @@ def cast(t: OpTracer, x: Any, dtype: Any, bits: Any = None) -> Any:
         t.fail("a cast with stochastic rounding has no element index to draw by",
                "store to a tensor of that type: the store rounds stochastically; or give words: "
                "cast(x, dtype, bits=ts.tile.random_bits(index))")
-    extra: dict[str, Any] = {}
-    if policy.rounding != "nearest_even":
-        extra["rounding"] = policy.rounding
-    if policy.saturate:
-        extra["saturate"] = True
+    extra = cast_attrs(policy)
     if is_number(x):
         return t.ir.emit("constant", [], dtype=numeric.dtype,
                          value=rounded(x, numeric.dtype, **extra))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.numerics import DType, decode, encode, f32, uint8, uint32
+from tessera.numerics import DType, bool_, decode, encode, f32, uint8, uint32
 from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.ir import numpy_values
@@ -201,7 +201,10 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def _where_rule(types: Any) -> Any:
-    rules.logical(types[:1], {})
+    rules.require_numbers(types[:1], "where")
+    if rules.dtype_of(types[0]) is not bool_:
+        raise RuleError(f"the condition of where is {types[0]}: it takes bools",
+                        "compare it: x != 0")
     out = rules.elementwise(types[1:], {})
     return rules.broadcast_type(types, out.dtype, "where")
 

@@ -274,7 +274,7 @@ def scatter(t: OpTracer, y: Any, index: Any, value: Any, axis: Any = 0, *,
     chosen = _chosen(t, y, index, axis, "scatter")
     index = _only_there(t, chosen.index)
     value = _as_tile(t, value, chosen)
-    value = t.memory.storable(value, chosen.base.type.dtype, chosen.base)
+    value = t.memory.storable(value, chosen.base.type.dtype, chosen.base, added=mode == "add")
     name = "store_scatter" if mode == "store" else "atomic_scatter"
     t.ir.emit(name, [chosen.base, value, index, *chosen.offsets], **chosen.attrs)
 
@@ -295,7 +295,8 @@ def update_at(t: OpTracer, name: str, kind: str, x: Any, index: Any, value: Any,
     if chosen.attrs["kept"]:
         t.fail(f"{name}: {len(items)} indices for {describe(chosen.base)}, which has "
                f"{t.memory.rank(chosen.base)} axes")
-    value = t.memory.storable(_as_tile(t, value, chosen), chosen.base.type.dtype, chosen.base)
+    value = t.memory.storable(_as_tile(t, value, chosen), chosen.base.type.dtype, chosen.base,
+                              added=kind != "exchange")
     out = t.ir.emit("atomic_gather", [chosen.base, value, _only_there(t, chosen.index),
                                       *chosen.offsets], t.ir.hint(chosen.base), kind=kind,
                     scope=scope, **chosen.attrs)

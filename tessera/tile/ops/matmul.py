@@ -144,6 +144,8 @@ def _multiply(t: OpTracer, what: str, a: Any, b: Any, accumulator: Any, precisio
 
 def _within(t: OpTracer, x: Handle, axis: int) -> Handle:
     """x as a tile where it is a place in shared memory that needs a mask."""
+    if not isinstance(x.type, TileType | View | Buffer) or len(x.type.shape) != 2:  # the rule says
+        return x
     edge = t.facts.of(x).at(axis)
     if isinstance(x.type, TileType) or edge is None or not edges.open_(edge) or edge.zero:
         return x

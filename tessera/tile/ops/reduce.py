@@ -14,7 +14,7 @@ from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir import edges
 from tessera.tile.ir.edges import Edge, Mixed, TileEdges
 from tessera.tile.ir.errors import RuleError
-from tessera.tile.ir.handles import Handle, TensorRow, is_number
+from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, TileType
@@ -74,6 +74,9 @@ def _reduction(name: str, said: str, neutral: float, joined_by: str, doc: str, f
 
 def _along(name: str, op: str, axis: int, doc: str) -> None:
     def lower(t: OpTracer, x: Any) -> Any:
+        if isinstance(x, Handle) and isinstance(x.type, TileType) and len(x.type.shape) <= axis:
+            t.fail(f"{name} of {describe(x)}, which has no rows", "of all of it: "
+                   f"ts.tile.{op}(x{', axis=None' if op.startswith('arg') else ''})")
         return reduce(t, op, x, axis)
 
     lower.__doc__ = doc

@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.numerics.policy import saturates_itself
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
@@ -97,7 +98,7 @@ def encode_bytes(dtype: str, rounding: str, saturate: bool, hardware: bool) -> O
 def same_register(a: DType, z: DType, saturate: bool = False) -> bool:
     """Whether every number of one type is held by the same bits in the other: bf16 -> f32."""
     if a is z:  # saturating, infinities become numbers
-        return not (saturate and z.special == "ieee" and z.bits <= 16)
+        return not saturates_itself(z, saturate)
     if "float" in (a.kind, z.kind):
         return a.kind == z.kind and max(a.bits, z.bits) <= 32 and contains(z, a, saturate)
     if max(a.bits, z.bits) > 32 or z.kind == "bool":
@@ -108,7 +109,7 @@ def same_register(a: DType, z: DType, saturate: bool = False) -> bool:
 def contains(z: DType, a: DType, saturate: bool) -> bool:
     """Whether a float format has every number of another, inf and NaN too."""
     if z is F32:
-        return True
+        return not (saturate and a.special == "ieee")
     if a.bits == 16:  # its NaNs have payloads, of which no other format keeps any
         return False
     if a.special != "none" and (z.special != "ieee" or saturate):
@@ -127,6 +128,8 @@ def _cast(b: Builder, a: DType, z: DType, values: list[Any], rounding: str, satu
     if z.bits == 64:
         return [_to_f64(b, a, v, rounding, saturate) for v in values]
     if z is F32:
+        if a.kind == "float" and a.bits <= 32:  # held in the register: infinities alone change
+            return [_clamped(b, v, F32.max) for v in values]
         return [_to_f32(b, a, v, rounding, saturate) for v in values]
     return _to_narrow(b, z, [as_f32(b, a, v) for v in values], rounding, saturate, hardware)
 
