@@ -144,8 +144,10 @@ def _cast(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:
 
 
 def _number(rw: Rewriter, v: Value) -> Any:
-    node = rw.made_by(v, "constant")
-    return node.attrs["value"] if node else None
+    node = rw.producer.get(v)  # the cotangent that a gradient begins with is full of ones
+    known = node is not None and (node.op.name == "constant" or (
+        node.op.name == "full" and v.aval.shape == ()))
+    return node.attrs["value"] if node is not None and known else None
 
 
 def _times_one(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:

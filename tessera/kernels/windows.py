@@ -114,8 +114,8 @@ def window_form(axes: tuple[AxisForm, ...], folds: bool = True) -> WindowForm:
 
 
 @kernel(grid=lambda count: -(-count // LANES), overwrites=("y",))
-def reduce_windows(x: Tensor["E"], y: Tensor["P"], count: int, form, way: str, scale: float):
-    """scale times the sum, or an extremum, of each window, in f32; what is outside of the image
+def reduce_windows(x: Tensor["E"], y: Tensor["P"], count: int, form, way: str, divisor: float):
+    """The sum over divisor, or an extremum, of each window, in f32; what is outside of the image
     counts nothing.
 
     x: images of three axes, fewer than 2^31 elements.  y: [images, windows]
@@ -131,7 +131,7 @@ def reduce_windows(x: Tensor["E"], y: Tensor["P"], count: int, form, way: str, s
                     b.places % b.step == 0 or at[1][0] < b.places) and (
                     c.places % c.step == 0 or at[2][0] < c.places):
                 total = reduce_values([values[i] for i in w[1]], way)
-                total = total if scale == 1.0 else total * scale
+                total = total if divisor == 1.0 else total / divisor
                 y[flat(image, at, (a.places, b.places, c.places))] = tile.cast(total, y.dtype)
 
 

@@ -45,7 +45,7 @@ def _variadic(node: OnnxNode, *xs: Any) -> Tensor:
 
 @reads("Mean")
 def _mean(node: OnnxNode, *xs: Any) -> Tensor:
-    return functools.reduce(F.add, map(tensor, xs)) * (1 / len(xs))
+    return functools.reduce(F.add, map(tensor, xs)) / len(xs)
 
 
 @reads("Identity")

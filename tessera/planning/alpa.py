@@ -43,7 +43,7 @@ from ..mesh.sharding.partitioned_steps import (
     PartitionedOp,
     Step,
     makes,
-    merge_reductions,
+    merge_waiting,
     planned,
     reads,
 )
@@ -320,7 +320,7 @@ class _Prices:
         mesh = self.problem.mesh
         where = dict(zip(self.graph.inputs, self.problem.layouts(assignment), strict=True))
         made = propagate(self.graph, where | self.captured, mesh)
-        steps = merge_reductions(made.steps)
+        steps = merge_waiting(made.steps)
         made = replace(made, steps=tuple(steps))
         exchange = sum(c.times * self._time(c.op, c.axes, c.bytes) for c in planned(steps))
         work = self._works(steps)

@@ -69,12 +69,17 @@ def _move_of(unit: FusionGroup) -> Node | None:
     """The node of a change of layout that sends."""
     node = unit.call
     return node if node is not None and "collective" in node.op.effects and (
-        "hop" in node.attrs) else None
+        _hop_of(node)) else None
 
 
 def _kind(move: Node) -> tuple[str, tuple[str, ...]]:
-    hop: Any = move.attrs["hop"]
+    hop = _hop_of(move)
     return hop.kind, hop.axes
+
+
+def _hop_of(node: Node) -> Any:
+    """The first of those of several values, which are of one kind; None of another op."""
+    return node.attrs.get("hops", (node.attrs.get("hop"),))[0]
 
 
 def _bytes(values: Iterable[Value]) -> int:

@@ -118,7 +118,7 @@ def test_they_are_no_ranks_and_have_no_gpu(monkeypatch):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MY_SETTING", "kept")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    given = compile_processes._environment()
+    given = compile_processes.environment_of_compilers()
     assert given["MY_SETTING"] == "kept" and given["CUDA_VISIBLE_DEVICES"] == ""
     assert not given.keys() & {*ranks}
     assert not [n for n in given if n.startswith(("OMPI", "PMI", "MPI"))]

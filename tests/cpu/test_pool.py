@@ -226,3 +226,23 @@ def test_merged_axes_are_gathered(kind: str, rng: np.random.Generator) -> None:
     assert "note: a copy, because neighbours do not stay neighbours" in str(program.plan)
     assert "move" not in {g for g, _ in groups}
     assert np.array_equal(np.asarray(program.run([x])[0]), want)
+
+
+@pytest.mark.parametrize("k", [7, (1, 41), (5, 11), 3])
+def test_a_mean_of_windows_and_its_gradient_are_divided_once(k, rng) -> None:
+    """Times 1 / n, which is rounded itself, the mean of 7 x 7 ones was less than one."""
+    h, w = (k, k) if isinstance(k, int) else k
+    x, g = ts.ones((1, 2, 2 * h, 3 * w)), rng.standard_normal((1, 2, 2, 3)).astype(np.float32)
+    def pool(x: ts.Tensor) -> ts.Tensor:
+        return ts.avg_pool2d(x, k)
+
+    def back(x: ts.Tensor, g: ts.Tensor) -> ts.Tensor:
+        return ts.vjp(pool, x)[1](g)
+
+    want = np.repeat(np.repeat(g / np.float32(h * w), h, 2), w, 3)
+    for run in (lambda f: f, ts.jit):
+        assert set(run(pool)(x).numpy().ravel()) == {1.0}
+        np.testing.assert_array_equal(run(back)(x, ts.tensor(g)).numpy(), want)
+    for f, args in ((pool, [x]), (back, [x, ts.tensor(g)])):
+        made = CudaProgram(ts.jit(f).graph(*args), "sm_90a").run(args)[0]
+        np.testing.assert_array_equal(made, want if f is back else np.ones((1, 2, 2, 3)))

@@ -29,7 +29,8 @@ LAZY: dict[str, set[str]] = {
     "it stands on Numba's compiler, which takes a second to import": {
         "tile.cuda.build", "tile.cuda.compile", "tile.cuda.emit.emitter",
         "tile.cuda.numba_gate"},
-    "processes that compile are for what is on no disk yet": {"tile.cuda.compile_processes"},
+    "processes that compile are for what is on no disk yet": {
+        "graph.cpu.compile_apart", "tile.cuda.compile_processes"},
     "the PTX records are many, and only compiling asks for one": {"tile.cuda.ptx"},
     "a program without a GPU needs none of it": {
         "graph.cuda", "graph.cuda.program.compile_ahead", "graph.cuda.program.compile_program",

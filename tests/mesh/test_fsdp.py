@@ -13,10 +13,17 @@ from mesh import training
 from mesh.launch import needs_mpi, results_of_all
 from mesh.training import ROWS, held_bytes, mesh_of
 from tessera.graph.simplify import simplify
+from tessera.mesh.sharding import collective_order
 from tolerance import assert_close
 
 PROGRAMS = Path(training.__file__)
 LAYERS, WIDTH, BATCH = 6, 40, 202
+
+
+@pytest.fixture
+def all_are_long(monkeypatch):
+    """Every parameter is gathered by itself: short ones go together."""
+    monkeypatch.setattr(collective_order, "SHORT_BYTES", 0)
 
 
 def model(rng: np.random.Generator, dtype: str = "f32") -> tuple[list, np.ndarray]:
@@ -43,7 +50,7 @@ def peak_bytes(f: ts.graph.jit.JitFunction, *args) -> int:
 
 
 @pytest.mark.row("DIST-42")
-def test_gradients_equal_and_the_peak_is_that_of_one_layer(rng):
+def test_gradients_equal_and_the_peak_is_that_of_one_layer(rng, all_are_long):
     mesh = mesh_of(dp=4)
     plain, x = model(rng)
     params, rows = ts.dist.fsdp(plain, mesh=mesh), ts.dist.distribute(x, ROWS, mesh=mesh)
@@ -69,7 +76,7 @@ def test_gradients_equal_and_the_peak_is_that_of_one_layer(rng):
     assert peaks[1] - peaks[0] > (LAYERS - 2) * layer
 
 
-def test_a_narrow_type_is_gathered_before_it_is_widened(rng):
+def test_a_narrow_type_is_gathered_before_it_is_widened(rng, all_are_long):
     mesh = mesh_of(dp=4)
     plain, x = model(rng, "bf16")
     params, rows = ts.dist.fsdp(plain, mesh=mesh), ts.dist.distribute(x, ROWS, mesh=mesh)
@@ -107,6 +114,31 @@ def test_the_mark_goes_with_the_tensor(rng):
     halves = ts.jit(lambda p: p * 0.5)
     assert halves(p).layout.describe() == "(dp, tp)" and not halves.plan
     assert ts.dist.shard(p, training.COLUMNS).layout == w.layout
+
+
+@pytest.mark.parametrize("longest", [0, 1 << 30])
+def test_several_types_and_extents_go_in_one_message_with_the_same_bits(longest, rng, monkeypatch):
+    """Extents that ranks do not divide, elements of 16 and 32 bits in one."""
+    monkeypatch.setattr(collective_order, "SHORT_BYTES", longest)
+    mesh = mesh_of(dp=3)
+    plain = [ts.param(rng.normal(size=s), t) for s, t in (
+        ((7, 11), "f32"), ((11,), "bf16"), ((11, 5), "bf16"), ((5, 3), "f32"))]
+    x = rng.normal(size=(200, 7)).astype("f")
+
+    def loss(ws, x):
+        a, b, c, d = (ts.cast(w, "f32") for w in ws)
+        return ts.mean((ts.tanh(x @ a + b) @ c @ d) ** 2)
+
+    step = ts.jit(ts.value_and_grad(loss))
+    value, grads = step(ts.dist.fsdp(plain, mesh=mesh), ts.dist.distribute(x, ROWS, mesh=mesh))
+    want, slopes = ts.value_and_grad(loss)(plain, ts.tensor(x))
+    assert_close(value.numpy(), want.numpy(), "f32", n=200)
+    for g, w in zip(grads, slopes, strict=True):
+        assert g.type == w.type and g.layout.describe()[:3] == "(dp"
+        assert_close(g.numpy(), w.numpy(), str(g.dtype.name), n=200, scale=1.0)
+    scatters = [c for c in step.plan if c.op == "reduce_scatter"]
+    assert len([c for c in step.plan if c.op == "all_gather"]) == (1 if longest else 6)
+    assert len(scatters) == (1 if longest else 4)
 
 
 def test_what_is_too_small_stays_whole(rng):

@@ -7,6 +7,7 @@ import pytest
 
 import tessera as ts
 from mesh.training import COLUMNS, ROWS, mesh_of
+from tessera.mesh.sharding import collective_order
 from tessera.mesh.sharding.partitioned_steps import LayoutHop
 
 HINT = "  [overlap "
@@ -69,7 +70,8 @@ def test_the_hint_is_in_the_graph_and_its_gradients(rng):
 
 
 @pytest.mark.row("DIST-42")
-def test_gathers_of_fsdp_begin_one_layer_early(rng):
+def test_gathers_of_fsdp_begin_one_layer_early(rng, monkeypatch):
+    monkeypatch.setattr(collective_order, "SHORT_BYTES", 0)  # short ones go together
     weights, x = layers(rng)
     mesh = mesh_of(dp=4)
     params = ts.dist.fsdp(weights, mesh=mesh)

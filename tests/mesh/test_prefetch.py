@@ -53,7 +53,26 @@ def test_a_bucket_is_gathered_while_the_one_before_is_used(monkeypatch, bucket, 
         f = ts.jit(loss)
         found[devices is None] = order(str(f.traced(ws, x).program))
     assert " ".join(found[False]) == want
-    assert found[True] == "g0 m0 g1 m1 g2 m2 g3 m3".split()  # hosts send one after the other
+    assert found[True] == "g0 g1 g2 g3 m0 m1 m2 m3".split()  # between hosts all are short
+
+
+def test_between_hosts_short_parameters_come_together_and_long_ones_alone(monkeypatch):
+    mesh = ts.dist.mesh(axes="x", shape=(2,))
+    ws = ts.dist.fsdp([ts.zeros((64, 64)) for _ in range(5)], axis="x", mesh=mesh)
+    x = ts.dist.stand_ins(ts.Tensor[1024, 64, ts.f32],
+                          lambda *_: ts.ShardSpec(("row",), ("x",)), mesh)
+
+    def made(f) -> str:
+        return " ".join(order(str(ts.jit(f).traced(ws, x).program)))
+
+    size = 64 * 64 * 2
+    monkeypatch.setattr(collective_order, "SHORT_BUCKET_BYTES", 2 * size)
+    assert made(loss) == "g0 g1 m0 m1 g2 g3 m2 m3 g4 m4"
+    step = ts.jit(ts.grad(loss, argnums=0)).traced(ws, x).program
+    gathers = [c for c in step.plan if c.op == "all_gather"]  # 4 and 3 have come for both passes
+    assert [c.bytes // (size // 2) for c in gathers] == [2, 2, 2, 2], step.plan
+    monkeypatch.setattr(collective_order, "SHORT_BYTES", size - 1)
+    assert made(loss) == "g0 m0 g1 m1 g2 m2 g3 m3 g4 m4"
 
 
 def test_the_first_two_buckets_are_small(monkeypatch):

@@ -135,6 +135,12 @@ def elementwise(
     )
 
 
+def _over(b: Tensor) -> Any:
+    """The partial of a / b by a. By a number the cotangent is divided, as a is: 1 / b is rounded
+    itself. By rows or columns it is a product with one quotient for each."""
+    return Choosing(lambda g: g / b) if b.ndim == 0 else lambda: 1.0 / b
+
+
 # --- arithmetic -------------------------------------------------------------------------------
 ADD = elementwise("add", np.add, "{0} + {1}", lambda y, a, b: (ONE, ONE), arity=2,
                   linear="joint", doc="a + b")
@@ -146,7 +152,7 @@ MUL = elementwise("mul", np.multiply, "{0} * {1}", lambda y, a, b: (lambda: b, l
                   hint="an overflow, or 0 * inf: in a gradient, a branch that ts.where did not "
                        "choose")
 DIV = elementwise("div", np.true_divide, "{0} / {1}",
-                  lambda y, a, b: (lambda: 1.0 / b, lambda: -(y / b)), arity=2, draw="positive",
+                  lambda y, a, b: (_over(b), lambda: -(y / b)), arity=2, draw="positive",
                   linear="first", doc="a / b",
                   hint="the divisor holds 0: add an epsilon, or select the divisor with ts.where "
                        "first")

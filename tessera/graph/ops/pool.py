@@ -93,7 +93,7 @@ def avg_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0,
     accum = accumulate_dtype(c.type)
     total = apply(WINDOW_SUM, c, accum=accum, **w.whole)
     if count_include_pad and not any(map(any, w.extra)):
-        return store(total * (1.0 / prod(w.size)), x.type)
+        return store(total / prod(w.size), x.type)
     ones = F.ones((1, 1, *c.shape[2:]), c.type)
     if count_include_pad:
         before, after = zip((0, 0), (0, 0), *w.pads, strict=True)

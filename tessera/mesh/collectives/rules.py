@@ -148,7 +148,7 @@ def vjp_reduce_scatter(g: Tensor, y: Tensor, x: Tensor, *rest: Tensor, op: str, 
     none = (None,) * len(rest)
     g = convert(_stored(g, to), compute_type(x.type))
     if op == "mean":
-        g = g * (1.0 / len(sizes))
+        g = g / len(sizes)
     whole = emit("all_gather", g, attrs, dim=dim, sizes=sizes)
     if op in ("max", "min"):
         whole = whole * _share_of_blocks(y, x, op, dim, sizes, attrs)

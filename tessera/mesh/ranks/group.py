@@ -52,11 +52,28 @@ class Group:
     def swap(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape], dtype: DType,
              label: MessageLabel) -> list[np.ndarray]:
         """arrays[j] to member j, and an array of shapes[j] from it."""
-        sends = [to_bytes(a, dtype) for a in arrays]
-        counts = [byte_count(prod(s), dtype) for s in shapes]
-        got = self.swap_bytes(sends, counts, label.of(dtype.name))
-        return [from_bytes(data, dtype, prod(s)).reshape(s)
-                for data, s in zip(got, shapes, strict=True)]
+        got = self.swap_several([[a] for a in arrays], [[s] for s in shapes], [dtype], label)
+        return [one for (one,) in got]
+
+    def swap_several(self, arrays: Sequence[Sequence[np.ndarray]],
+                     shapes: Sequence[Sequence[Shape]], dtypes: Sequence[DType],
+                     label: MessageLabel) -> list[list[np.ndarray]]:
+        """arrays[j], of these types, to member j in one message, and arrays of shapes[j] from it.
+        """
+        sends = [_joined([*map(to_bytes, own, dtypes)]) for own in arrays]
+        sizes = [[*map(byte_count, map(prod, own), dtypes)] for own in shapes]
+        kinds = " ".join(dict.fromkeys(d.name for d in dtypes))
+        got = self.swap_bytes(sends, [*map(sum, sizes)], label.of(kinds))
+        found = []
+        for data, own, size in zip(got, shapes, sizes, strict=True):
+            parts = np.split(data, np.cumsum(size[:-1]))
+            found.append([from_bytes(part, d, prod(s)).reshape(s)
+                          for part, d, s in zip(parts, dtypes, own, strict=True)])
+        return found
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def find_mesh(axis: str | Sequence[str] | None = None, mesh: Mesh | None = None

@@ -19,7 +19,7 @@ from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, Split, replicated
 from ..partition import extents
-from .partitioned_steps import merge_reductions
+from .partitioned_steps import merge_waiting
 from .propagate import HELD, Propagated, propagate
 from .rewrites import is_whole
 
@@ -58,7 +58,7 @@ def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted 
     """A held graph whose inputs lie as `given`; results may stay pending."""
     made = propagate(graph, dict(zip(graph.inputs, given, strict=True)), mesh,
                      wanted or [None] * len(graph.outputs))
-    return replace(made, steps=tuple(merge_reductions(made.steps)))
+    return replace(made, steps=tuple(merge_waiting(made.steps)))
 
 
 def _at(body: Propagated) -> list[Layout]:

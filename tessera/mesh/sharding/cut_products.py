@@ -26,7 +26,7 @@ from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..partition import extents, local_shape
 from .collective_order import REDUCTIONS
-from .layout_change_ops import ALL_REDUCE, MOVES
+from .layout_change_ops import ALL_REDUCE, apply_hops
 from .layout_changes import Hop
 from .narrow_terms import as_sent, rounds_terms, term_dtype, wide_terms
 from .partitioned_steps import CutProduct, Held, LayoutHop, PartitionedOp, Step, reads
@@ -294,8 +294,7 @@ def _reduced(step: CutProduct, y: Tensor, rank: int, blocks: bool) -> Tensor:
 
 def _moved(step: CutProduct, y: Tensor, hop: Hop, rank: int) -> Tensor:
     whole = tuple(d * hop.source.parts(i) for i, d in enumerate(y.shape))
-    return apply(MOVES[hop.kind], y, hop=hop, rank=rank, shape=whole, type=y.type,
-                 what=_what(step, hop), blocks=BLOCKS)
+    return apply_hops([y], [hop], rank, [whole], _what(step, hop), BLOCKS)[0]
 
 
 def _what(step: CutProduct, hop: Hop) -> str:

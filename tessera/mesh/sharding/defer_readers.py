@@ -5,7 +5,7 @@
 A cast right behind its reduction would end the wait of that reduction for others, and on a GPU the
 kernels behind it would wait for the ranks. So ops of one reduced value, such as casts of gradients
 and constraints on them, stand where what they give is read. Then reductions can go together
-(merge_reductions), and run beside the backward pass.
+(merge_waiting), and run beside the backward pass.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy as np
 
 from tessera.graph import functions as F
 from tessera.graph.op import Aval, GraphOp
+from tessera.graph.trace import apply
 from tessera.numerics import NumericType
 from tessera.tensor import Tensor
 
@@ -37,6 +38,8 @@ from .layout_changes import Hop, Shape, block
 from .reshard import plan, reshard
 
 EFFECT = frozenset({"collective"})
+Hops = Sequence[Hop]
+Shapes = Sequence[Shape]
 
 
 def group_along(mesh: Mesh, rank: int, axes: tuple[str, ...]) -> Group:
@@ -60,14 +63,12 @@ def _members(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
 # --- all_reduce: several values in one exchange --------------------------------------------------
 def _all_reduce(*arrays: np.ndarray, hop: Hop, rank: int, type: NumericType, what: str,
                 blocks: int = 0) -> tuple:
-    assert hop.source.op is not None
-    return reduce_together(_group(hop.source, rank, hop.axes), arrays, type, hop.source.op, what)
+    return reduce_together(_group(hop.source, rank, hop.axes), arrays, type, _summed_by(hop), what)
 
 
 def _all_reduce_on_gpu(*xs: Tensor, hop: Hop, rank: int, type: NumericType, what: str,
                        blocks: int = 0) -> tuple[Tensor, ...]:
-    assert hop.source.op is not None
-    return _gpu_group(hop, rank, type, what, blocks).all_reduce(xs, hop.source.op)
+    return _gpu_group(hop, rank, type, what, blocks).all_reduce(xs, _summed_by(hop))
 
 
 def _gpu_group(hop: Hop, rank: int, type: NumericType, what: str, blocks: int = 0) -> GpuGroup:
@@ -75,43 +76,64 @@ def _gpu_group(hop: Hop, rank: int, type: NumericType, what: str, blocks: int = 
     return GpuGroup(group.ranks, group.axis, group.index, type, what, blocks, in_windows=True)
 
 
+# --- reduce_scatter, all_gather: several values in one exchange ----------------------------------
+def _reduce_scatter(*arrays: np.ndarray, hops: Hops, rank: int, shapes: Shapes,
+                    types: Sequence[NumericType], what: str, blocks: int = 0) -> tuple:
+    group, dtypes = _group(hops[0].source, rank, hops[0].axes), [t.dtype for t in types]
+    cuts = [_cuts(*each, rank) for each in zip(hops, shapes, types, strict=True)]
+    sends = [[x[_along(hop.dim, *own[j])] for x, hop, own in zip(arrays, hops, cuts, strict=True)]
+             for j in range(group.size)]
+    mine = [a.shape for a in sends[group.index]]
+    got = group.swap_several(sends, [mine] * group.size, dtypes, here_in(what))
+    ops = [*map(_summed_by, hops)]
+    return tuple(round_once(reduce_terms(list(terms), t, op), t, None, None)
+                 for *terms, t, op in zip(*got, types, ops, strict=True))
+
+
+def _reduce_scatter_on_gpu(*xs: Tensor, hops: Hops, rank: int, shapes: Shapes,
+                           types: Sequence[NumericType], what: str, blocks: int = 0
+                           ) -> tuple[Tensor, ...]:
+    return tuple(_gpu_group(hop, rank, t, what, blocks).reduce_scatter(
+        x, hop.dim, _cuts(hop, shape, t, rank), _summed_by(hop))
+        for x, hop, shape, t in zip(xs, hops, shapes, types, strict=True))
+
+
+def _summed_by(hop: Hop) -> str:
+    assert hop.source.op is not None
+    return hop.source.op
+
+
+def _cuts(hop: Hop, shape: Shape, type: NumericType, rank: int) -> list[tuple[int, int]]:
+    """The block of each member."""
+    return [block(hop.target, r, hop.dim, shape, type.dtype)
+            for r in _members(hop.source, rank, hop.axes)]
+
+
+def _all_gather(*arrays: np.ndarray, hops: Hops, rank: int, shapes: Shapes,
+                types: Sequence[NumericType], what: str, blocks: int = 0) -> tuple:
+    group = _group(hops[0].source, rank, hops[0].axes)
+    theirs = [_part_shapes(*each, rank) for each in zip(hops, shapes, types, strict=True)]
+    got = group.swap_several([arrays] * group.size, [*zip(*theirs, strict=True)],
+                             [t.dtype for t in types], here_in(what))
+    return tuple(np.concatenate(parts, axis=hop.dim)
+                 for *parts, hop in zip(*got, hops, strict=True))
+
+
+def _all_gather_on_gpu(*xs: Tensor, hops: Hops, rank: int, shapes: Shapes,
+                       types: Sequence[NumericType], what: str, blocks: int = 0
+                       ) -> tuple[Tensor, ...]:
+    return tuple(_gpu_group(hop, rank, t, what, blocks).all_gather(
+        x, hop.dim, _part_shapes(hop, shape, t, rank))
+        for x, hop, shape, t in zip(xs, hops, shapes, types, strict=True))
+
+
+def _part_shapes(hop: Hop, shape: Shape, type: NumericType, rank: int) -> list[Shape]:
+    """The shape of each member's part."""
+    return [local_shape(hop.source, shape, r, type.dtype)
+            for r in _members(hop.source, rank, hop.axes)]
+
+
 # --- the others: one value -----------------------------------------------------------------------
-def _reduce_scatter(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
-                    blocks: int = 0) -> np.ndarray:
-    group, d = _group(hop.source, rank, hop.axes), hop.dim
-    cuts = [_along(d, *block(hop.target, r, d, shape, type.dtype))
-            for r in _members(hop.source, rank, hop.axes)]
-    mine = x[cuts[group.index]]
-    terms = group.swap([x[c] for c in cuts], [mine.shape] * group.size, type.dtype,
-                       here_in(what))
-    assert hop.source.op is not None
-    return round_once(reduce_terms(terms, type, hop.source.op), type, None, None)
-
-
-def _reduce_scatter_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType,
-                           what: str, blocks: int = 0) -> Tensor:
-    cuts = [block(hop.target, r, hop.dim, shape, type.dtype)
-            for r in _members(hop.source, rank, hop.axes)]
-    assert hop.source.op is not None
-    return _gpu_group(hop, rank, type, what, blocks).reduce_scatter(x, hop.dim, cuts, hop.source.op)
-
-
-def _all_gather(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
-                blocks: int = 0) -> np.ndarray:
-    group = _group(hop.source, rank, hop.axes)
-    shapes = [local_shape(hop.source, shape, r, type.dtype)
-              for r in _members(hop.source, rank, hop.axes)]
-    got = group.swap([x] * group.size, shapes, type.dtype, here_in(what))
-    return np.concatenate(got, axis=hop.dim)
-
-
-def _all_gather_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
-                       blocks: int = 0) -> Tensor:
-    shapes = [local_shape(hop.source, shape, r, type.dtype)
-              for r in _members(hop.source, rank, hop.axes)]
-    return _gpu_group(hop, rank, type, what, blocks).all_gather(x, hop.dim, shapes)
-
-
 def _all_to_all(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
                 ) -> np.ndarray:
     group = _group(hop.source, rank, hop.axes)
@@ -164,29 +186,46 @@ def _along(dim: int, lo: int, hi: int) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(lo, hi))
 
 
-def _local_aval(x: Aval, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
-                blocks: int = 0) -> Aval:
+def _local_aval(x: Aval, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str) -> Aval:
     return Aval(local_shape(hop.target, shape, rank, type.dtype), x.type)
+
+
+def _local_avals(*xs: Aval, hops: Hops, rank: int, shapes: Shapes, types: Sequence[NumericType],
+                 what: str, blocks: int = 0) -> tuple[Aval, ...]:
+    return tuple(_local_aval(x, hop, rank, shape, t, what)
+                 for x, hop, shape, t in zip(xs, hops, shapes, types, strict=True))
+
+
+def _moving(kind: str, ref: Callable, on_gpu: Callable, doc: str, several: bool = False) -> GraphOp:
+    return GraphOp(f"mesh_{kind}", shape=_local_avals if several else _local_aval, ref=ref,
+                   multi=several, effects=EFFECT, expand_gpu=on_gpu, differentiable=False, doc=doc)
 
 
 ALL_REDUCE = GraphOp(
     "mesh_all_reduce", shape=lambda *xs, **attrs: xs, ref=_all_reduce, multi=True, effects=EFFECT,
     expand_gpu=_all_reduce_on_gpu, differentiable=False,
     doc="terms of all ranks of an axis, added up")
-
-
-def _moving(kind: str, ref: Callable, on_gpu: Callable, doc: str) -> GraphOp:
-    return GraphOp(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT, expand_gpu=on_gpu,
-                   differentiable=False, doc=doc)
-
-
 MOVES = {
     "reduce_scatter": _moving("reduce_scatter", _reduce_scatter, _reduce_scatter_on_gpu,
-                              "terms of all ranks of an axis, added up; each keeps a block"),
+                              "terms of all ranks of an axis, added up; each keeps a block",
+                              several=True),
     "all_gather": _moving("all_gather", _all_gather, _all_gather_on_gpu,
-                          "the blocks of an axis, on all its ranks"),
+                          "the blocks of an axis, on all its ranks", several=True),
     "all_to_all": _moving("all_to_all", _all_to_all, _all_to_all_on_gpu,
                           "blocks of one dimension become those of another"),
     "permute": _moving("permute", _permute, _permute_on_gpu,
                        "other cuts: each rank sends what others lack"),
 }
+
+
+def apply_hops(xs: Sequence[Tensor], hops: Hops, rank: int, shapes: Shapes, what: str,
+               blocks: int = 0) -> tuple[Tensor, ...]:
+    """Parts of values of these shapes by hops of one kind over the same axes, in one exchange."""
+    op, types = MOVES[hops[0].kind], tuple(x.type for x in xs)
+    if not op.multi:
+        ((x,), (hop,), (shape,)) = xs, hops, shapes
+        return (apply(op, x, hop=hop, rank=rank, shape=shape, type=x.type, what=what),)
+    made: tuple[Tensor, ...] = apply(
+        op, *xs, hops=tuple(hops), rank=rank, shapes=tuple(shapes), types=types, what=what,
+        **({"blocks": blocks} if blocks else {}))
+    return made

@@ -29,7 +29,7 @@ from ..collectives.exchange_ops import COPIED
 from ..layout import Layout
 from ..partition import extents, indices, local_shape
 from .cut_products import BLOCKS, run_cut
-from .layout_change_ops import ALL_REDUCE, MOVES
+from .layout_change_ops import ALL_REDUCE, apply_hops
 from .layout_changes import Hop, block, same_cuts
 from .masked_indexing import is_masked, run_masked
 from .narrow_terms import as_sent, wide_terms
@@ -184,15 +184,15 @@ def _take(step: Step, env: LocalValues, rank: int) -> None:
     elif isinstance(step, CutProduct):
         env[step.makes[0]] = run_cut(step, env, rank, env.wide, not step.halves and env.copies(
             step.makes[0], step.move.hop))
-    elif isinstance(step, Together) and step.moves[0].hop.kind != "all_reduce":
-        for move in step.moves:  # a GPU's program joins them: graph/cuda/passes/merge_exchanges.py
-            _take(move, env, rank)
-    elif isinstance(step, Together):
-        _reduce(step.moves, env, rank)
-    elif step.hop.kind == "all_reduce":
-        _reduce((step,), env, rank)
     else:
-        _move(step, env, rank)
+        moves = step.moves if isinstance(step, Together) else (step,)
+        if moves[0].hop.kind == "all_reduce":
+            _reduce(moves, env, rank)
+        elif moves[0].hop.kind in ("term", "slice"):
+            (only,) = moves
+            _choose(only, env, rank)
+        else:
+            _move(moves, env, rank)
 
 
 # --- moves ---------------------------------------------------------------------------------------
@@ -215,19 +215,28 @@ def _term(x: Tensor, first: bool) -> Tensor:
     return F.where(Tensor(np.asarray(first), as_type("bool_")), x, F.zeros((), x.type))
 
 
-def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
-    hop, shape, source = step.hop, extents(step.value.aval), (step.value, step.hop.source)
-    x = env.copied.pop(source) if source in env.copied else env[source]
-    held = step.value, hop.target
+def _choose(step: LayoutHop, env: LocalValues, rank: int) -> None:
+    """What nobody sends."""
+    hop, x = step.hop, env[step.value, step.hop.source]
     if hop.kind == "term":
-        env[held] = _term(x, hop.target.mesh.index(rank, hop.axes) == 0)
-    elif hop.kind == "slice":
-        env[held] = _slice(x, hop, shape, rank)
+        made = _term(x, hop.target.mesh.index(rank, hop.axes) == 0)
     else:
-        sent = env.sent_as(x, hop) if hop.kind == "reduce_scatter" else x.type
-        blocks = {"blocks": ENGINES} if env.engines and gathers_beside(step) else _blocks(step)
-        env.keep_sum(held, apply(MOVES[hop.kind], as_sent(x, sent), hop=hop, rank=rank, shape=shape,
-                                 type=sent, what=_what(step), **blocks), hop)
+        made = _slice(x, hop, extents(step.value.aval), rank)
+    env[step.value, hop.target] = made
+
+
+def _move(moves: Sequence[LayoutHop], env: LocalValues, rank: int) -> None:
+    parts, first = [], moves[0]
+    for m in moves:
+        held = m.value, m.hop.source
+        x = env.copied.pop(held) if held in env.copied else env[held]
+        parts.append(as_sent(x, env.sent_as(x, m.hop)) if m.hop.kind == "reduce_scatter" else x)
+    more = f", and {len(moves) - 1} more" if len(moves) > 1 else ""
+    made = apply_hops(
+        parts, [m.hop for m in moves], rank, [extents(m.value.aval) for m in moves],
+        _what(first) + more, ENGINES if env.engines and gathers_beside(first) else first.blocks)
+    for m, y in zip(moves, made, strict=True):
+        env.keep_sum((m.value, m.hop.target), y, m.hop)
 
 
 def _blocks(step: LayoutHop) -> dict[str, int]:

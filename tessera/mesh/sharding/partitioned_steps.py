@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from tessera.errors import SourceLine
@@ -82,8 +82,7 @@ class LayoutHop:
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """Reductions of several values over the same axes, all to one kind of layout, in one exchange.
-    """
+    """Moves of several values over the same axes, all of one kind, in one exchange."""
 
     moves: tuple[LayoutHop, ...]
 
@@ -279,15 +278,17 @@ def remove_dead(steps: Sequence[Step], outputs: Sequence[Held]) -> list[Step]:
     return kept[::-1]
 
 
-# --- reductions that can wait for each other -----------------------------------------------------
+# --- moves that can wait for each other ----------------------------------------------------------
 BUCKET_BYTES = 32 << 20
+# Between hosts: of what travels in one message with others though no all_reduce, and of these.
+SHORT_BYTES, SHORT_BUCKET_BYTES = 256 << 10, 4 << 20
 # Between GPUs. On two H100s an all_reduce of 34 MB in a step of GPT-2 350M takes 240 us, one of 940
 # MB 3 ms, and has multiprocessors meanwhile (2026-11-25, benchmarks/mesh_step.py, tp_matmul.py).
 GPU_BUCKET_BYTES = 128 << 20
 
 
 class _Bucket:
-    """Reductions that wait for more of their kind, and the constraints on their results.
+    """Moves that wait for more of their kind, and the constraints on their results.
     place: where they go, behind the last of them."""
 
     def __init__(self) -> None:
@@ -304,12 +305,12 @@ class _Bucket:
         return [first, *self.after]
 
 
-def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES,
-                     kinds: Container[str] = ("all_reduce",)) -> list[Step]:
-    """Reductions of a kind over the same axes in one exchange, behind the last of them: those that
-    come before a result is read, up to so many bytes together. Many small messages cost more than
-    one. What has as many alone takes along what is less than a quarter of it; more does not wait
-    for it."""
+def merge_waiting(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES,
+                  kinds: Container[str] = ("all_reduce",), longest: float = inf) -> list[Step]:
+    """Moves of a kind over the same axes, of at most `longest` bytes each, in one exchange behind
+    the last of them: those that come before a result is read, up to so many bytes together. Many
+    small messages cost more than one. What has as many alone takes along what is less than a
+    quarter of it; more does not wait for it."""
     out: list[list[Step]] = []
     buckets: dict[tuple, _Bucket] = {}
     where: dict[Held, tuple] = {}  # the bucket that a value waits in
@@ -337,7 +338,7 @@ def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES,
         for key in keys:
             flush(key)
         if not (isinstance(step, LayoutHop) and step.hop.kind in kinds) or \
-                asked(step.where, step.hop):
+                asked(step.where, step.hop) or _bytes(step) > longest:
             out.append([step])
             continue
         hop = step.hop

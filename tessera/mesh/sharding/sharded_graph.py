@@ -51,6 +51,7 @@ from .collective_order import (
     keep_gathered,
     prefetch,
     reduce_early,
+    send_together,
 )
 from .compare_programs import (
     agree_on_program,
@@ -71,7 +72,7 @@ from .partitioned_steps import (
     CollectivePlan,
     PlannedCollective,
     describe,
-    merge_reductions,
+    merge_waiting,
     planned,
 )
 from .place_in_whole import PlaceInWhole
@@ -115,12 +116,12 @@ class ShardedProgram:
         steps = issue_early(defer_readers(found.steps))
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
             steps = reduce_early(add_behind_sums(steps, found.outputs))
-            steps = merge_reductions(steps, partitioned_steps.GPU_BUCKET_BYTES, REDUCTIONS)
+            steps = merge_waiting(steps, partitioned_steps.GPU_BUCKET_BYTES, REDUCTIONS)
             steps = keep_gathered(update_early(steps))
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
             steps = send_by_few(round_before_gather(steps, found.outputs, self.mesh), self.mesh)
         else:
-            steps = merge_reductions(steps)
+            steps = send_together(steps, found.inputs)
         return replace(found, steps=tuple(steps))
 
     @functools.cached_property
@@ -504,7 +505,6 @@ class ShardedProgram:
 
 
 def _bytes_of(node: Node) -> int:
-    """Of what it sends."""
     return sum(stored_bytes(extents(v.aval), v.aval.dtype) for v in node.inputs)
 
 

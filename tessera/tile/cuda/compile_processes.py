@@ -52,7 +52,7 @@ class CompileProcesses:
                    if isinstance(p, str)]), self._folder, *map(str, theirs)]
         try:
             self._server = subprocess.Popen(
-                command, env=_environment(), pass_fds=theirs, start_new_session=True,
+                command, env=environment_of_compilers(), pass_fds=theirs, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         finally:
             for end in (control, *(b for _, b in pairs)):
@@ -115,7 +115,8 @@ class CompileProcesses:
         self._idle, self._busy = [], {}
 
 
-def _environment() -> dict[str, str]:
+def environment_of_compilers() -> dict[str, str]:
+    """Of a process that compiles: it is no rank, and sees no GPU."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)}
     return {**kept, **SERIAL_MATHS, "CUDA_VISIBLE_DEVICES": ""}
 

@@ -229,7 +229,7 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
                 bounds=tuple(map(astuple, element.bounds)), way=element.way,
                 kinds=tuple(v.aval.dtype.kind for v in node.inputs),
                 **_known_extents(step, node),
-                **{"scale": node.attrs.get("scale", 1.0)} if "way" in node.attrs else {},
+                **{"divisor": node.attrs.get("divisor", 1.0)} if "way" in node.attrs else {},
                 **{"each": True} if node.attrs.get("each") else {})
 
 
@@ -258,7 +258,7 @@ def element_source(group: ScheduledGroup) -> KernelText:
     element = Element(group.attr("element"), group.attr("over"), _bounds(group),
                       way=group.attr("way"))
     s = _started(w, group, y.shape)
-    if "scale" in dict(group.attrs):
+    if "divisor" in dict(group.attrs):
         made = _combined(s, element, y.type.dtype)
     else:
         made = _summed(s, element, y.type.dtype) if element.over else _single(s, element)
@@ -337,7 +337,7 @@ def _summed(s: _Spelled, element: Element, dtype: DType) -> str:
 
 def _combined(s: _Spelled, element: Element, dtype: DType) -> str:
     """The few terms of a window one after another, in f32 where they are narrower: all reads may
-    be on their way at once. A factor is that of the result, or of each term."""
+    be on their way at once. The divisor is that of the result, or of each term."""
     w, name, kept = s.w, s.step.name, as_type(compared_type(dtype).name)
     together, s.fill = COMBINE[element.way]
     if dtype.kind != "float":
@@ -345,16 +345,16 @@ def _combined(s: _Spelled, element: Element, dtype: DType) -> str:
     s.fill = "" if element.way == "sum" else s.fill
     s.cast = w.type(kept) if any(x.type.dtype is not kept.dtype for x in s.operands
                                  if isinstance(x, GroupOperand)) else ""
-    total, scale, each = "", w.group.attr("scale"), "each" in dict(w.group.attrs)
+    total, divisor, each = "", w.group.attr("divisor"), "each" in dict(w.group.attrs)
     for r in itertools.product(*map(range, element.over)):
         s.named |= {f"r{i}": _Term(str(n), False, n, n) for i, n in enumerate(r)}
         term = s.spell(element.text).text
-        term = f"({term} * {scale!r})" if each and scale != 1.0 else term
+        term = f"({term} / {divisor!r})" if each and divisor != 1.0 else term
         total = together.format(total, term) if total else term
         w.line(f"{name} = {total}", s.step)
         total = name
-    if scale != 1.0 and not each:
-        total = f"{total} * {scale!r}"
+    if divisor != 1.0 and not each:
+        total = f"{total} / {divisor!r}"
     if each and prod(element.over) > 1:
         total += " + 0.0"  # as what is added to 0: no -0
     return total if dtype is kept.dtype else f"tile.cast({total}, {w.type(s.step.type)})"

@@ -1,7 +1,7 @@
 """Pooling of images and cotangents where they lie and in the types in which they lie.
 
     cast(window_max_vjp(cast(g), cast(x)))         ->  a launch, a thread for each patch of x
-    cast(window_spread(mul(cast(g), number)))      ->  window_spread of its own, by elements
+    cast(window_spread(div(cast(g), number)))      ->  window_spread of its own, by elements
     window_max(x)                                  ->  a launch, where windows overlap
 
 Gradients that are neither open into smaller ops.
@@ -63,9 +63,9 @@ def spread_windows(graph: Graph) -> Graph:
             return _emitted(rw, node, GRADIENT, tuple(_stored(rw, v) for v in inputs),
                             node.outputs[0].aval.type, **node.attrs)
         if node.op is WINDOW_SPREAD:
-            source, scale = _scaled(rw, inputs[0])
-            return _emitted(rw, node, SPREAD, (_stored(rw, source),), F32, way="sum", scale=scale,
-                            each=True, **node.attrs)
+            source, divisor = _divided(rw, inputs[0])
+            return _emitted(rw, node, SPREAD, (_stored(rw, source),), F32, way="sum",
+                            divisor=divisor, each=True, **node.attrs)
         return None
 
     def rounded(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -101,8 +101,8 @@ def _stored(rw: Rewriter, x: Value) -> Value:
     return source if source.aval.dtype.bits == 16 and is_narrow(source.aval.dtype) else x
 
 
-def _scaled(rw: Rewriter, x: Value) -> tuple[Value, float]:
-    made = rw.made_by(x, "mul")
+def _divided(rw: Rewriter, x: Value) -> tuple[Value, float]:
+    made = rw.made_by(x, "div")
     by = None if made is None else rw.made_by(made.inputs[1], "constant")
     if made is None or by is None:
         return x, 1.0
@@ -183,12 +183,12 @@ def _reduced(node: Node) -> Any:
     out, form = node.outputs[0].aval, _reading_form(
         extents_of(node.outputs[0]), extents_of(node.inputs[0]), **node.attrs)
 
-    def launch(x: Tensor, way: str, window: Ints, scale: float = 1.0, **attrs: Any) -> Tensor:
+    def launch(x: Tensor, way: str, window: Ints, divisor: float = 1.0, **attrs: Any) -> Tensor:
         images = prod(out.shape[:out.ndim - len(window)])
         y = F.zeros((prod(out.shape),), out.type)
         reduce_windows.launcher(lanes=LANES)(
             F.flatten(x), y, count=images * prod(a.patches for a in form.axes), form=form, way=way,
-            scale=scale)
+            divisor=divisor)
         return F.reshape(y, out.shape)
 
     return launch

@@ -30,7 +30,7 @@ Ints = tuple[int, ...]
 
 
 def _element(x: Aval, way: str, window: Ints, stride: Ints, dilation: Ints, before: Ints,
-             scale: float = 1.0) -> Element:
+             divisor: float = 1.0) -> Element:
     lead = x.ndim - len(window)
     at = [f"o{lead + i} * {s} + r{i} * {d} - {b}" for i, (s, d, b) in
           enumerate(zip(stride, dilation, before, strict=True))]
@@ -67,22 +67,22 @@ class _Windows:
 
 def reduce_windows(graph: Graph) -> Graph:
     """The graph with reductions of windows of floats by kernels of their own."""
-    return remove_dead(rebuild(rebuild(graph, _reduced), _scaled))
+    return remove_dead(rebuild(rebuild(graph, _reduced), _divided))
 
 
-def _scaled(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-    """A sum of windows by a number, rounded: a mean of 16 bits."""
+def _divided(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+    """A sum of windows over a number, rounded: a mean of 16 bits."""
     if node.op.name != "cast":
         return None
-    product = rw.made_by(inputs[0], "mul")
-    total = None if product is None else rw.made_by(product.inputs[0], WINDOWS["sum"].name)
-    by = None if product is None else rw.made_by(product.inputs[1], "constant")
+    quotient = rw.made_by(inputs[0], "div")
+    total = None if quotient is None else rw.made_by(quotient.inputs[0], WINDOWS["sum"].name)
+    by = None if quotient is None else rw.made_by(quotient.inputs[1], "constant")
     to = node.outputs[0].aval
-    if total is None or by is None or "scale" in total.attrs or not is_narrow(to.dtype) or (
+    if total is None or by is None or "divisor" in total.attrs or not is_narrow(to.dtype) or (
             to.type.policy.rounding != "nearest_even"):
         return None
     out = Value(to)
-    rw.add(Node(total.op, total.inputs, {**total.attrs, "scale": by.attrs["value"]}, (out,),
+    rw.add(Node(total.op, total.inputs, {**total.attrs, "divisor": by.attrs["value"]}, (out,),
                 rw.where))
     return out
 
