@@ -378,9 +378,11 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     with 128 and lengths 2377 become 2066, documents 1129 become 1069, with 64 they do not. With 64
     and 1024 queries 105.2 become 108.4 (H200, 2026-11-26, medians of CUDA graphs). stages: of keys
     and values where warpgroups do different iterations, so that one may be ahead of another.
+    TURNS: of warpgroups beside a line of keys (docs/internals/measured.md#turns-of-warpgroups).
     """
     if mask:
-        return {"stages": 3} if mask in ("line", "tile") else {}
+        return {"stages": 3, "TURNS": True} if mask == "line" else (
+            {"stages": 3} if mask == "tile" else {})
     if window or cap or score:
         return {"stages": 4} if window and rows == 192 and width <= 64 and not cap else {}
     if not (causal or spans):

@@ -56,7 +56,8 @@ SEGMENT_SPANS = GraphOp(
     expand_gpu=_by_kernel,
     axes=_letters,
     differentiable=False,
-    samples=(sample(((9,), "index:2")), sample(((2, 7), "index:2")), sample(((2, 1, 1), "index:3"))),
+    samples=(sample(((9,), "index:2")), sample(((2, 7), "index:2")),
+             sample(((2, 1, 1), "index:3"))),
     doc="of each place of a line the first of the neighbours that have its number, and the first "
     "behind these",
 )
