@@ -153,6 +153,18 @@ def causal(Q: Tensor["S", "D", f32], K: Tensor["S", "D", f32], V: Tensor["S", "D
 
 
 @ts.kernel
+def spanned(X: Tensor["M", "N", f32], spans: Tensor["M", 2, int32], Y: Tensor["M", f32]):
+    """Rows that see columns of their own, block by block of columns."""
+    total = tile.zeros((16,))
+    for n in range(0, N, 8):
+        x = tile.span_mask(tile.load(X[tile_m:tile_m + 16, n:n + 8]),
+                           tile.load(spans[tile_m:tile_m + 16, 1]), n)
+        x = tile.span_mask(x, tile.load(spans[tile_m:tile_m + 16, 0]), n, behind=False)
+        total += tile.row_sum(tile.exp(x))
+    Y[tile_m:tile_m + 16] = total
+
+
+@ts.kernel
 def gated(A: Tensor["T", "N", f32], B: Tensor["T", "N", f32], Y: Tensor["T", "N", f32]):
     h = tile.full((16,), 0.5)
     for t in range(0, T):
@@ -248,6 +260,7 @@ def peaked(x: Any) -> Any:
 
 
 LOOPED = {"matmul": matmul, "causal": causal, "gated": gated}
+SPANS = np.sort(np.arange(74, dtype=np.int32).reshape(37, 2) * 29 % 31, 1)
 IDS = np.arange(40, dtype=np.int32) * 7 % 50
 
 
@@ -298,6 +311,7 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "swiglu": (swiglu, [(37, 70), (37, 70)]),
     "rms": (written(rms, 37, 70), [(37, 70), (70,)]),
     "softmax": (written(softmax, 37, 70), [(37, 70)]),
+    "spanned": (lambda x: written(spanned, 37)(x, ts.tensor(SPANS)), [(37, 30)]),
     "matmul": (written(matmul, 70, 90), [(70, 50), (90, 50)]),
     "attention": (written(attention, 70, 16), [(70, 16)] * 3),
     "mirrored": (written(mirrored, 300), [(300,)]),

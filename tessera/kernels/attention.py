@@ -378,15 +378,22 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     with 128 and lengths 2377 become 2066, documents 1129 become 1069, with 64 they do not. With 64
     and 1024 queries 105.2 become 108.4 (H200, 2026-11-26, medians of CUDA graphs). stages: of keys
     and values where warpgroups do different iterations, so that one may be ahead of another.
+    PIN: with spans three warpgroups of narrow heads wait for both matmuls in front of the softmax:
+    64 heads of 8192 by 64 with lengths 1220 us in place of 1278, documents 492 in place of 496, all
+    keys 2029 in place of 2080 (H200, 2026-11-28, medians of seven rounds of calls in turn).
+    TURNS: of warpgroups beside a line of keys (docs/internals/measured.md#turns-of-warpgroups).
     """
     if mask:
-        return {"stages": 3} if mask in ("line", "tile") else {}
+        return {"stages": 3, "TURNS": True} if mask == "line" else (
+            {"stages": 3} if mask == "tile" else {})
     if window or cap or score:
         return {"stages": 4} if window and rows == 192 and width <= 64 and not cap else {}
     if not (causal or spans):
         return {"CLUSTER": 2} if rows == 192 and width <= 64 and S >= LONG else {}
     if spans:
-        return {"stages": 3} if width <= 64 else {} if causal else {"TILES": "static"}
+        if width <= 64:
+            return {"stages": 3} | ({"PIN": 0} if rows == 192 and not causal else {})
+        return {} if causal else {"TILES": "static"}
     if S > SHORT or largest_share(-(-S // rows), heads) > 1.05:
         return {}
     return {"TILES": "static"} | ({"PIN": 0} if width > 192 else {})

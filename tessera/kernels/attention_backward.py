@@ -80,7 +80,7 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    M: Tensor["X", "T", "S"] | None = None, L: Tensor["Y", "T", f32] | None = None,
                    W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1,
                    BM=128, BN=64, causal=False, window=0, cap=0.0,
-                   score=None, mask=None, SKIP=True, STAGES=2):
+                   score=None, mask=None, SKIP=True, STAGES=2, TURNS=False):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
     sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
@@ -88,7 +88,8 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
     M, L: what is added to scores, of a key and a query, and of a key; mask: where a head's lies
     W, draws: keys of blocks of queries, and which weights they drop
     BM: keys of a block.  BN: queries of an iteration.  SKIP: warpgroups leave out what their keys
-    do not see.  STAGES: iterations whose operands are brought ahead
+    do not see.  STAGES: iterations whose operands are brought ahead.  TURNS: warpgroups issue the
+    matmuls of an iteration one after another
     """
     k0, c = tile.group_id(0) * BM, head_of(mask, tile.group_id(1), group)
     k, v = tile.load(K[c, k0:k0+BM, :]), tile.load(V[c, k0:k0+BM, :])
@@ -149,7 +150,7 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       L: Tensor["F", "T", f32] | None = None,
                       W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1,
                       group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
-                      score=None, mask=None, SKIP=True, STAGES=2, CLUSTER=1):
+                      score=None, mask=None, SKIP=True, STAGES=2, CLUSTER=1, TURNS=False):
     """dQ = scale dS K, over the keys that a query sees.
 
     sums_q: of the columns of SUMMED_ROWS rows of dQ each, where they are wanted
@@ -159,7 +160,8 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     W, draws: keys of blocks of queries, and which weights they drop
     BM: queries of a block.  BN: keys of an iteration.  SKIP: warpgroups without a query leave the
     block out.  STAGES: iterations whose operands are brought ahead.  CLUSTER: blocks of a head that
-    bring keys and values for each other
+    bring keys and values for each other.  TURNS: warpgroups issue the matmuls of an iteration one
+    after another
     """
     q0, h = tile.group_id(0) * BM, head_of(mask, tile.group_id(1), 1)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
@@ -248,6 +250,8 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     queries for 32: result and gradient of 64 heads of 8192 by 128 7.91 ms in place of 8.18 (H200,
     2026-11-28, medians of calls in turn).
 
+    Turns where they were quicker, as in queries_block.
+
     cap: or a score.  linear: a score that is, without a cap
     """
     if dtype.bits > 16:
@@ -255,12 +259,14 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     if mask:
         if cap or mask not in ("line", "tile"):
             return {"BM": 128, "BN": 32}
-        return {"BM": 128, "BN": 64 if width <= 64 else 48}
+        return {"BM": 128, "BN": 64 if width <= 64 else 48} | (
+            {"TURNS": True} if mask == "line" and width <= 64 else {})
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:
-            return {"BM": 128, "BN": 64} if narrow and causal else {
+            block = {"BM": 128, "BN": 64} if narrow and causal else {
                 "BM": 192 if narrow else 128, "BN": 48}
+            return block | ({"TURNS": True} if narrow else {})
         capped = 48 if linear and not narrow and not spans else 32
         block = {"BM": 192 if narrow else 128, "BN": capped if cap else 64}
         return block | ({"STAGES": 3} if narrow and causal and not cap else {})
@@ -273,8 +279,8 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
 
 
 def queries_block(dtype: DType, width: int, chip: Generation, queries: int | None = None,
-                  causal: bool = False, spans: bool = False, mask: str = "", score: bool = False
-                  ) -> dict[str, int]:
+                  causal: bool = False, spans: bool = False, mask: str = "", score: bool = False,
+                  cap: bool = False) -> dict[str, int]:
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
     warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
     causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
@@ -284,21 +290,26 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     of blocks: result and gradient of 16 heads of 16384 8.17 ms in place of 8.44, in another run
     8.26 in place of 8.54 (H200, 2026-11-26, medians of rounds in turn). With spans they are quicker
     than two warpgroups, too: 64 heads of 8192 in four sequences with lengths 1504 us in place of
-    1756, documents 906 in place of 998 (H200, 2026-11-28, medians of calls in turn)."""
+    1756, documents 906 in place of 998 (H200, 2026-11-28, medians of calls in turn). Turns where
+    they were quicker: docs/internals/measured.md#turns-of-warpgroups."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:
         if width > 64 or spans or score or mask in ("tile", "draws"):
-            return {"BM": 128, "BN": 64}
-        return {"BM": 192, "BN": 80, "STAGES": 3} if mask == "line" else {"BM": 192, "BN": 64}
+            turns = width > 64 and mask in ("line", "tile")
+            return {"BM": 128, "BN": 64} | ({"TURNS": True} if turns else {})
+        return {"BM": 192, "BN": 80, "STAGES": 3, "TURNS": True} if mask == "line" else {
+            "BM": 192, "BN": 64}
     if by_warpgroups(dtype, width, chip):
         if width <= 64:
             if score:
                 return {"BM": 128, "BN": 64}
             many = queries or 0
-            return {"BM": 128 if causal and 0 < many <= SHORT else 192, "BN": 80, "STAGES": 3,
+            few = causal and 0 < many <= SHORT
+            return {"BM": 128 if few else 192, "BN": 80, "STAGES": 3, "TURNS": not few,
                     "CLUSTER": 2 if many >= LONG and not causal else 1}
-        return {"BM": 128, "BN": 64 if width <= 128 else 32}
+        return {"BM": 128, "BN": 64 if width <= 128 else 32} | (
+            {"TURNS": True} if cap and width <= 128 else {})
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 
 

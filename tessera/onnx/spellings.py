@@ -400,6 +400,7 @@ REFUSED: dict[str, str] = {
     "scan": "a long loop",
     "while_loop": "a loop whose length is data",
     "searchsorted": "ONNX has no search",
+    "segment_spans": "ONNX has no running maxima",
     **dict.fromkeys(("left_shift", "right_shift"), "ONNX shifts no integers with a sign"),
 }
 

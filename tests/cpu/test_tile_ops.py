@@ -13,6 +13,7 @@ import tessera as ts
 from kernel_meanings import compared
 from kernels.build import build
 from tessera import config
+from tessera.tile.ir.errors import TileError
 from tessera.tile.ops import OPS
 from tolerance import assert_close
 
@@ -208,6 +209,47 @@ def k(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
     y = np.zeros_like(x)
     k(x, y)
     assert_close(y, ROWS[text](x.astype(np.float64)), dtype="f32", n=8)
+
+
+@pytest.mark.parametrize("text, error, hint", [
+    ("t, tile.arange(0, 4), tile.local_id()", "span_mask needs a uniform int32 for its first", ""),
+    ("t, tile.arange(0, 4), x[0, 0]", "span_mask needs a uniform int32 for its first column", ""),
+    ("t, tile.arange(0, 8), 3", "span_mask needs an int32 for each of 4 rows", ""),
+    ("t, tile.load(x[0:4, 0]), 3", "span_mask needs an int32 for each of 4 rows", ""),
+    ("tile.cast(t, i32), tile.arange(0, 4), 3", "span_mask writes -inf into a float tile", ""),
+    ("tile.arange(0, 4), tile.arange(0, 4), 3", "span_mask", ""),
+    ("t, 5, 3", "span_mask takes the bounds of rows as a tile of rank 1",
+     r"ts\.tile\.load\(ends\[q0:q0\+BM\]\)"),
+    ("t, t, 3", "span_mask takes the bounds of rows as a tile of rank 1",
+     r"ts\.tile\.load\(ends\[q0:q0\+BM\]\)")])
+def test_what_a_mask_of_spans_refuses(text, error, hint):
+    k = build(f"""@kernel
+def k(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    t = tile.load(x[0:4, 0:8])
+    tile.store(y[0:4, 0:8], tile.span_mask({text}))
+""")["k"]
+    with pytest.raises(TileError, match=f"{error}(.|\n)*{hint}") as raised:
+        k(np.ones((4, 8), np.float32), np.ones((4, 8), np.float32))
+    assert "tile.span_mask(" in str(raised.value)
+
+
+@pytest.mark.parametrize("text, hidden", [
+    ("tile.span_mask(s, tile.cast(tile.row_sum(ends), 'int32'), 3)",
+     lambda row, column, ends: 3 + column >= ends),
+    ("tile.span_mask(s, tile.cast(tile.row_sum(ends), 'int32'), 3, behind=False)",
+     lambda row, column, ends: 3 + column < ends),
+    ("tile.causal_mask(s, 2, 1)", lambda row, column, ends: 1 + column > 2 + row)])
+def test_masks_of_whole_arrays_know_where_their_blocks_lie(text, hidden, rng):
+    k = ts.kernel.auto(build(f"""@kernel
+def k(q: ts.Tile, k: ts.Tile, ends: ts.Tile) -> ts.Tile:
+    s = tile.dot(q, k.T)
+    return tile.exp({text})
+""")["k"].fn)
+    q, b = (rng.standard_normal((n, 64)).astype(np.float32) / 8 for n in (300, 400))
+    ends = rng.integers(0, 400, (300, 1)).astype(np.float32)
+    away = hidden(np.arange(300)[:, None], np.arange(400), ends)
+    want = np.where(away, 0, np.exp(q.astype(np.float64) @ b.T))
+    assert_close(k(q, b, ends), want, dtype="f32", n=64)
 
 
 @pytest.mark.row("TILE-40", "TILE-41")

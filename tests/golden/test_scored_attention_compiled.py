@@ -109,6 +109,24 @@ def test_cotangents_of_queries(rule, D):
     assert matmuls(built) == (2 * D // 16 + block["BN"] // 16) * (2 + MASKED[rule])
 
 
+@pytest.mark.parametrize("kernel, block", [(attention_queries, queries_block),
+                                           (attention_keys, keys_block)])
+def test_warpgroups_in_turn_need_no_register_more(kernel, block):
+    """Each loop over iterations, and the two that give slots back, wait for their turn."""
+    x, r = operands(64)
+    outs = [x] if kernel is attention_queries else [x, x]
+    sizes = block(bf16, 64, CHIP, S, spans=True)
+    assert sizes["TURNS"]
+    built = compiled(kernel, "spans", x, x, x, x, r, r, *outs, 0.1, **sizes)
+    assert not built.resources.spills
+    if find_tool("nvdisasm") is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    counts = sass_counts(built.sass())
+    arrive, wait = (sum(n for name, n in counts.items() if name.startswith(f"BAR.{how}"))
+                    for how in ("ARV", "SYNC"))
+    assert arrive == wait >= 5  # one to begin, and one wait of the whole block
+
+
 @pytest.mark.parametrize("rule, D", [("causal cap", 64), ("cap and window", 128), ("spans", 64),
                                      ("causal spans", 64), ("causal spans", 128)])
 def test_cotangents_of_keys(rule, D):

@@ -22,7 +22,7 @@ from .contract import matmul_type, operand_as
 from .random import next_key
 from .reduce import accumulate_dtype
 from .score_function import ScoreFunction
-from .sort import SEARCHSORTED
+from .segment_spans import SEGMENT_SPANS
 
 # What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
 # scale=, mask=, dropout=, key=, window=, soft_cap=). Filled by state.
@@ -112,26 +112,23 @@ def key_spans(q: Tensor, k: Tensor, segments: Any, lengths: Any) -> Tensor:
     where they are the same for all."""
     S, T = q.shape[-2], k.shape[-2]
     lead = tuple(q.shape[:1]) if q.ndim > 2 else ()
-    first: Any = F.zeros((1, S), "int32")
-    end: Any = F.full((1, S), T, "int32")
+    made: Any = None
     if segments is not None:
         ids = as_tensor(segments)
         _check_rows(ids, "segments", (S,), lead)
         if S != T:
             raise ShapeError(f"segments of {S} queries and {T} keys", hint="they number the "
                              "places of one sequence: S = T; a mask says more")
-        ids = F.reshape(ids, (-1, S))
-        begins = F.cast(F.not_equal(ids[:, 1:], ids[:, :-1]), "int32")
-        runs = F.cumsum(F.pad(begins, [(0, 0), (1, 0)]), axis=1)
-        first, end = (F.cast(apply(SEARCHSORTED, runs, runs, side=side, lines=1), "int32")
-                      for side in ("left", "right"))
+        made = apply(SEGMENT_SPANS, F.reshape(ids, (-1, S)))
     if lengths is not None:
         most = as_tensor(lengths)
         _check_rows(most, "lengths", (), lead)
-        end = F.minimum(end, F.cast(F.clip(F.reshape(most, (-1, 1)), 0, T), "int32"))
-        first = F.minimum(first, end)
-    first, end = (F.broadcast_to(x, (max(first.shape[0], end.shape[0]), S)) for x in (first, end))
-    made = F.stack([first, end], axis=1)
+        end = F.cast(F.clip(F.reshape(most, (-1, 1)), 0, T), "int32")
+        if made is None:
+            whole = F.minimum(F.full((1, S), T, "int32"), end)
+            made = F.stack([F.minimum(F.zeros((1, S), "int32"), whole), whole], axis=1)
+        else:
+            made = F.minimum(made, end[:, None])
     return F.reshape(made, (*made.shape[:1], 1, 2, S) if q.ndim == 4 else made.shape if lead else (
         2, S))
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
-          "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "cumsum", "cummax",
-          "cumprod", "argmax", "argmin", "sort", "argsort", "exchange", "smallest",
-          "one_along", "piece_ends")
+          "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "span_mask",
+          "cumsum", "cummax", "cumprod", "argmax", "argmin", "sort", "argsort", "exchange",
+          "smallest", "one_along", "piece_ends")
 MASKED = ("edge_mask", "causal_mask")
 WARP = 32
 
@@ -99,6 +99,14 @@ def _masked(step: RecordedOp, x: Tensor, *numbers: Tensor) -> Tensor:
     mask = kept_places(step.machine, op)
     mask = mask.apart() if isinstance(mask, BlockedTile) else mask
     return where_else(mask, x, op.attr.get("fill", -np.inf))
+
+
+def _spanned(step: RecordedOp, x: Tensor, bounds: Tensor, start: Tensor) -> Tensor:
+    """-inf where a column of the tensor is none that its row's bound lets be seen."""
+    first = F.reshape(start, (*start.shape[:step.lead], 1, 1))
+    columns = F.arange(x.shape[-1], dtype="int32") + first
+    kept = columns < bounds if step.op.attr["behind"] else columns >= bounds
+    return F.where(kept, x, -np.inf)
 
 
 def kept_places(m: KernelRecorder, op: Op) -> Any:
@@ -242,7 +250,7 @@ MEANINGS: dict[str, Callable] = {
     "sort": lambda step, x: F.sort(x, axis=-1, descending=step.op.attr["descending"]),
     "argsort": lambda step, x: F.argsort(x, axis=-1, descending=step.op.attr["descending"]),
     "smallest": lambda step, x: F.sort(x, axis=-1)[..., :step.op.attr["k"]],
-    "edge_mask": _masked, "causal_mask": _masked,
+    "edge_mask": _masked, "causal_mask": _masked, "span_mask": _spanned,
     "running_max": lambda step, m, x: F.where(x > m + step.op.attr["slack"], x, m),
     "matmul": _matmul, "convert": _convert, "expand_dims": _shaped, "reshape": _shaped,
     "transpose": lambda step, x: F.swapaxes(x, -1, -2), "permute": _permute,

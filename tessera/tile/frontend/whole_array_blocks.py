@@ -23,7 +23,7 @@ from tessera.tile.frontend.trace_kernel import record_constant
 from tessera.tile.frontend.tracer import KernelTracer
 from tessera.tile.frontend.whole_array import WholeArrayTrace, matrix_axes
 from tessera.tile.ir.handles import AxisSlice, Handle
-from tessera.tile.ir.ir import Def, For, Function, GridAxis, Node, Op, SSAValue
+from tessera.tile.ir.ir import Const, Def, For, Function, GridAxis, Node, Op, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
@@ -32,7 +32,7 @@ from tessera.tile.ops.macros import store_tile
 # Ops whose axis (of a reshape all axes) must be whole: elements of one block depend on others.
 SHUFFLING = frozenset({"reshape", "sort", "argsort", "cumsum", "cummax", "cumprod"})
 # Ops with numbers that say where their tile lies: operand -> axis of the tile.
-PLACED = {"causal_mask": {1: 0, 2: 1}, "drop": {2: 0, 3: 1}}
+PLACED = {"causal_mask": {1: 0, 2: 1}, "span_mask": {2: 1}, "drop": {2: 0, 3: 1}}
 UNIT = 16  # extents of a matmul are multiples of it
 
 
@@ -183,7 +183,8 @@ class BlockWriter:
         args = [self.operand_at(a, cuts) for a in op.args]
         for i, axis in PLACED.get(op.name, {}).items():
             if (c := cuts[axis]) is not None:
-                args[i] = self.ir.arithmetic("add", (args[i], c.origin))
+                at = args[i].value if isinstance(args[i], Const) else args[i]
+                args[i] = self.ir.arithmetic("add", (at, c.origin))
         return self.ir.emit(op.name, args, op.outs[0].value.name, **op.attr)
 
     def as_number(self, x: Any) -> Handle:

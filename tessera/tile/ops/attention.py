@@ -66,7 +66,8 @@ def _span_lower(t: OpTracer, scores: Any, bounds: Any, c0: Any, *, behind: Any =
             len(bounds.type.shape) != 1):
         t.fail("span_mask takes the bounds of rows as a tile of rank 1",
                "ts.tile.load(ends[q0:q0+BM])")
-    args = [t.ir.value_of(scores), t.ir.expand(bounds, 1), t.ir.to(c0, i32)]
+    first = c0 if isinstance(c0, Handle) and c0.type.dtype.kind == "float" else t.ir.to(c0, i32)
+    args = [t.ir.value_of(scores), t.ir.expand(bounds, 1), first]
     return t.ir.emit("span_mask", args, behind=bool(behind))
 
 

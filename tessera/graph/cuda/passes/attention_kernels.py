@@ -129,7 +129,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     columns = {i: F.zeros((blocks(x.shape[1], SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     block = queries_block(*held, queries=S, causal=causal, mask=masked, spans=spanned,
-                          score=bool(score))
+                          score=bool(score), cap=bool(cap))
     if plain and narrow is g and of_logs is None and sums_products(*held, block["BM"]):
         delta, rows_q["Y"] = F.zeros((heads, S)), F.reshape(convert(y, q.type), (heads, S, E))
     else:

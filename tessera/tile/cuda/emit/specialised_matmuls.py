@@ -10,6 +10,7 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
 from tessera.tile.cuda.lower.warp_specialised.program import (
     PANEL_BYTES,
+    WARPGROUP,
     Load,
 )
 from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
@@ -154,6 +155,31 @@ def _pin(e: Emitter, op: Op) -> None:
     make = h.part("pin", "pin", layout.text, layout.shape, op.attr["registers"],
                   int(h.cached["pin"]))
     e.line(f"{make}({e.name(op.args[0])})")
+
+
+TURN_BARRIER = 2  # of the first consumer; those of the others follow
+
+
+@emits("turn_begin")
+def _turn_begin(e: Emitter, op: Op) -> None:
+    h = specialised(e)
+    arrive = e.use("bar_arrive", "use('bar_arrive')")
+    e.line(f"if {h.group} == {h.program.warpgroups - 1}: "
+           f"{arrive}({TURN_BARRIER}, {2 * WARPGROUP})")
+
+
+@emits("turn_take")
+def _turn_take(e: Emitter, op: Op) -> None:
+    h = specialised(e)
+    take = e.use("turn_take", "use('turn_take')")
+    e.line(f"{take}({h.group}, {TURN_BARRIER}, {2 * WARPGROUP})")
+
+
+@emits("turn_pass")
+def _turn_pass(e: Emitter, op: Op) -> None:
+    h = specialised(e)
+    to_next = e.use("turn_pass", "use('turn_pass')")
+    e.line(f"{to_next}({h.group}, {h.program.warpgroups - 1}, {TURN_BARRIER}, {2 * WARPGROUP})")
 
 
 # --- statistics and results ---------------------------------------------------------------------

@@ -9,6 +9,16 @@ Instruction("bar_sync", "id:i32, threads:i32", "bar.sync $id, $threads;", isa="9
             effect="converge")
 Instruction("bar_arrive", "id:i32, threads:i32", "bar.arrive $id, $threads;", isa="9.7.13 bar",
             effect="converge")
+# A barrier of each warpgroup from `first` on: whoever waits at its own was let by the one before.
+# Numbers are made where they are used, or they would take registers of a loop.
+Instruction("turn_take", "group:i32, first:i32, threads:i32",
+            ".reg .b32 own;\nadd.s32 own, $group, $first;\nbar.sync own, $threads;",
+            isa="9.7.13 bar", effect="converge")
+Instruction("turn_pass", "group:i32, last:i32, first:i32, threads:i32",
+            ".reg .b32 next;\n.reg .pred more;\nsetp.lt.s32 more, $group, $last;\n"
+            "add.s32 next, $group, 1;\nselp.b32 next, next, 0, more;\n"
+            "add.s32 next, next, $first;\nbar.arrive next, $threads;",
+            isa="9.7.13 bar", effect="converge")
 for _op in ("and", "or"):
     Instruction(f"sync_threads_{_op}", "d:pred <- p:pred", f"bar.red.{_op}.pred $d, 0, $p;",
                 isa="9.7.13 bar.red", effect="converge")

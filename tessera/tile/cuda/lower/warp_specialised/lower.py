@@ -55,6 +55,7 @@ from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name, sh
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.cuda.lower.warp_specialised.skip import skip_iterations, skip_rows
 from tessera.tile.cuda.lower.warp_specialised.split import split_loops
+from tessera.tile.cuda.lower.warp_specialised.turns import place_turns
 from tessera.tile.cuda.lower.warp_specialised.waits import place_waits
 from tessera.tile.ir.ir import Function, If, Node, Op
 from tessera.tile.ir.op_record import OPS
@@ -130,6 +131,8 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     consumer, producer = (loop_over_tiles(function, nodes, order, maker, pipeline, is_producer,
                                           form.defaults, runs)
                           for nodes, is_producer in ((consumer, False), (producer, True)))
+    if pipeline.turns and (pipeline.warpgroups or 0) > 1:
+        consumer = place_turns(consumer, maker)
     dealer = dealer_of(producer, rings, maker)
     ahead = ahead_of(producer, rings, maker, pipeline.ahead)
     producer = (*producer, *drains(rings, maker))

@@ -297,6 +297,21 @@ def pin(m: Any, op: Any, x: Any, registers: Any = 8) -> Any:
     move the next wait over it, and nothing would run beside the matmul any more."""
 
 
+@declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False)
+def turn_begin(m: Any, op: Any) -> Any:
+    """The first consumer warpgroup may take the first turn. Here one stands for all of them."""
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False)
+def turn_take(m: Any, op: Any) -> Any:
+    """Waits until it is the turn of this warpgroup to issue matmuls."""
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False)
+def turn_pass(m: Any, op: Any) -> Any:
+    """The next warpgroup may take its turn."""
+
+
 def _view_tile(types: Any, attrs: Any) -> TileType:
     return TileType(types[0].dtype, types[0].shape)
 

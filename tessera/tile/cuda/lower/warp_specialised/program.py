@@ -205,6 +205,7 @@ class PipelineKnobs:
     beside         resident blocks that take tiles of one launch side by side
     ahead          iterations whose packed weights come to L2 while the kernel before it ends
     streamed       packed weights, or all that loops bring where there are none, leave L2 first
+    turns          warpgroups issue the matmuls of an iteration one after another (turns.py)
     skip           warpgroups leave out tiles and iterations in which none of their rows counts
     """
 
@@ -229,6 +230,7 @@ class PipelineKnobs:
     beside: int = 1
     ahead: int = 0
     streamed: bool = False
+    turns: bool = False
     skip: bool = False
 
     @property
