@@ -200,6 +200,16 @@ def test_what_lies_in_memory_in_any_case_is_read(rng):
         assert_close(a, np.asarray(b, np.float64), "f32", n=4)
 
 
+def test_rows_that_a_reduction_widens_are_not_stored_for_what_is_picked_of_them(rng):
+    """Each reads the narrow row: a log softmax of 32000 words would store four bytes for each."""
+    x, k = normal(rng, 7, 300, dtype="bf16"), ts.tensor(rng.integers(0, 300, 7), "i32")
+    program = CudaProgram(ts.jit(lambda x, k: probabilities(ts.cast(x, "f32"), k)).graph(x, k),
+                          "sm_90a")
+    written = [o.shape for g in program.plan.groups for o in g.writes]
+    assert [g.kind for g in program.plan.groups] == ["rows", "computed"]
+    assert max(prod(shape) for shape in written) == 7
+
+
 @given(st.data())
 def test_chains_of_moves_and_ops(data):
     """Any chain gives what its ops give one by one."""

@@ -98,16 +98,14 @@ def compute_moves(graph: Graph) -> Graph:
     if not any(n.op.name in (*MOVES, *PICKS) for n in graph.nodes):
         return graph
     maker, readers, results = producers_of(graph), readers_of(graph), set(graph.outputs)
-    taken = _taken_along(graph, readers, results)
-
-    kept = _in_memory(graph, readers, results, taken)
+    kept, again = _in_memory(graph, readers, results)
 
     def stays(v: Value) -> bool:
         """Whether it lies in memory in any case."""
         return v in kept
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if node in taken or not _is_followed(node) or not stays(node.outputs[0]):
+        if not _is_followed(node) or not stays(node.outputs[0]):
             return None
         if is_joined(node.outputs[0], readers):
             return None
@@ -115,7 +113,7 @@ def compute_moves(graph: Graph) -> Graph:
         if found is None or not found.saves() or not found.is_close():
             return None
         reduced = node.outputs[0] not in results and any(
-            n.op.reduction for n in readers[node.outputs[0]])
+            n.op.reduction or n in again for n in readers[node.outputs[0]])
         if reduced and found.is_of_few():
             return None
         out = Value(Aval(found.shape, node.outputs[0].aval.type))
@@ -129,24 +127,28 @@ def compute_moves(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _in_memory(graph: Graph, readers: dict[Value, list[Node]], results: set[Value],
-               taken: set[Node]) -> set[Value]:
+def _in_memory(graph: Graph, readers: dict[Value, list[Node]], results: set[Value]
+               ) -> tuple[set[Value], set[Node]]:
     """What other kernels read, or several of these: a sum or a row that is picked would be computed
-    in each of them, as the residual stream of a transformer in each of its norms."""
-    kept, roots = set[Value](), dict[Value, set[Value]]()
+    in each of them, as the residual stream of a transformer in each of its norms. And loops whose
+    results reductions take along, and which are computed here again: a widened row, or one less its
+    maximum, has no fewer bytes than what it is made of."""
+    kept, roots, again = set[Value](), dict[Value, set[Value]](), set[Node]()
     for node in reversed(graph.nodes):
         if not _is_followed(node):
             continue
-        (v,), found = node.outputs, set[Value]()
-        outside = v in results
+        (v,), found, outside, reduced = node.outputs, set[Value](), False, False
         for n in readers.get(v, ()):
-            outside |= n in taken or not _is_followed(n)
+            reduced |= bool(n.op.reduction) or n in again
+            outside |= not n.op.reduction and not _is_followed(n)
             found |= roots.get(n.outputs[0], set()) if n.outputs else set()
-        if outside or len(found) > 1 and node.op.name not in MOVES:
+        if reduced and not outside and v not in results and _is_of_one(node):
+            again.add(node)
+        elif outside or reduced or v in results or len(found) > 1 and node.op.name not in MOVES:
             kept.add(v)
             found = {v}
         roots[v] = found
-    return kept
+    return kept, again
 
 
 def _is_followed(node: Node) -> bool:
@@ -161,18 +163,13 @@ def _is_followed(node: Node) -> bool:
         is_plain_loop(node) and not node.op.beside and template(node) is not None)
 
 
-def _taken_along(graph: Graph, readers: dict[Value, list[Node]], results: set[Value]) -> set[Node]:
-    """Loops that reductions take along and that read fewer bytes of one value than they make."""
-    found = set[Node]()
-    for node in reversed(graph.nodes):
-        if not _is_followed(node) or not is_plain_loop(node) or node.outputs[0] in results:
-            continue
-        (y,) = node.outputs
-        whole = [v for v in node.inputs if v.aval.shape == y.aval.shape]
-        if len(whole) == 1 and value_bytes(whole[0]) <= value_bytes(y) and all(
-                n.op.reduction or n in found for n in readers.get(y, ())):
-            found.add(node)
-    return found
+def _is_of_one(node: Node) -> bool:
+    """Whether a loop reads no more bytes of one value than it makes, and little else."""
+    if not is_plain_loop(node):
+        return False
+    (y,) = node.outputs
+    whole = list({v: None for v in node.inputs if v.aval.shape == y.aval.shape})
+    return len(whole) == 1 and value_bytes(whole[0]) <= value_bytes(y)
 
 
 def _followed(maker: dict[Value, Node], stays: Callable[[Value], bool], result: Value
