@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import field, replace
-from math import gcd, prod
+from math import copysign, gcd, prod
 from typing import Any
 
 import numpy as np
@@ -452,10 +452,23 @@ class _Followed:
                 inside.append(f"{place.text} < {before + n}")
             moved.append(place.plus(-before).within(0, n - 1))
         own = self.make(x, tuple(moved), (*guards, *inside))
-        if not inside:
+        if not inside or self.reads_zero(own, x, value):
             return own
         outside = self.make(value, (), guards)
         return self.choose(node, " & ".join(f"({t})" for t in inside), own, outside)
+
+    def reads_zero(self, step: int, x: Value, value: Value) -> bool:
+        """Whether that is what is around: a read gives 0 where its condition does not hold, and a
+        cast 0 for 0."""
+        read, number = self.steps[step], self.maker.get(value)
+        if number is not None and number.op.name == "cast":
+            number = self.maker.get(number.inputs[0])
+        while read.kind == "op" and read.name == "cast" and x in self.maker:
+            read, x = self.steps[read.args[0]], self.maker[x].inputs[0]
+        if read.kind != "read" or self.operands[read.args[0]] is not x or number is None:
+            return False
+        of = number.attrs.get("value")
+        return number.op.name == "constant" and of == 0 and copysign(1, of) > 0
 
     # --- what it is worth ---------------------------------------------------------------------
     def saves(self) -> bool:
