@@ -109,6 +109,8 @@ class _Computed:
         self.b = FrameBlock(Frame((self.R, self.C), ((0,), (1,))), f"m:m+{BM}", columns, (), BM, BN,
                             {})
         self.axes: dict[str, tuple[bool, bool]] = {}
+        size = max(prod(o.shape) for o in (*group.reads, self.y))
+        self.kind = as_type("int64" if size >= LONG else "int32")  # of places
         self.reads = {r.name: r for r in group.reads}
         self.forms = {name: self.form(name) for name in self.reads}
 
@@ -164,8 +166,7 @@ class _Computed:
         w, R, shape = self.w, self.R, self.y.shape
         asked = " ".join(repr(v) for s in self.group.steps for k, v in s.attrs
                          if k in ("at", "condition"))
-        size = max(prod(o.shape) for o in (*self.group.reads, self.y))
-        kind = w.type(as_type("int64" if size >= LONG else "int32"))
+        kind = w.type(self.kind)
         if R > 1:
             w.line(f"r = tile.arange(0, {self.b.BM}, {kind}) + m")
         by = "" if self.cut else " + n"
@@ -217,7 +218,12 @@ class _Computed:
 
     def index(self, s: GroupStep) -> None:
         held, name = self.b.held[s.args[0]], dict(s.attrs)["place"]
-        self.w.line(f"{name} = {held.text}", s)
+        text, made = held.text, next(t for t in self.group.steps if t.name == s.args[0])
+        if made.op == "check_index" and made.type.dtype.bits == 64 > self.kind.dtype.bits:
+            # It is below the extent: bits above say so, or the cast would look for its ends.
+            mask = power(dict(made.attrs)["extent"]) - 1
+            text = f"tile.cast({text} & {mask}, {self.w.type(self.kind)})"
+        self.w.line(f"{name} = {text}", s)
         self.axes[name] = (held.m, held.n)
 
     def read(self, s: GroupStep) -> None:
