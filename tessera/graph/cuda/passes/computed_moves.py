@@ -139,7 +139,7 @@ def _followed(maker: dict[Value, Node], stays: Callable[[Value], bool], inside: 
             return None
         return found
 
-    axes = [(a,) for a in range(result.aval.ndim)]
+    axes: list[tuple[int, ...]] = [(a,) for a in range(result.aval.ndim)]
     found = follow(axes)
     if found is not None and len(groups := found.groups()) < len(axes):
         found = follow(groups)

@@ -38,7 +38,8 @@ def in_memory(graph: Graph, readers: dict[Value, list[Node]], results: set[Value
             outside |= not n.op.reduction and not is_followed(n)
             found |= roots.get(n.outputs[0], set()) if n.outputs else set()
         if statistic:
-            if outside or reduced or len(found) != 1 or not _has_rows_of(*found, node.inputs[0]):
+            if outside or reduced or len(found) != 1 or not _has_rows_of(
+                    next(iter(found)), node.inputs[0]):
                 continue
             inside.add(node)
         elif reduced and not outside and _is_of_one(node):
