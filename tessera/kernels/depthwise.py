@@ -67,14 +67,14 @@ def place(rows, column, n, width):
     return tile.where(column + n < width, rows * width + column + n, -1)
 
 
-@kernel(grid=lambda Q, C, BM, BN: (-(-C // BN), -(-Q // BM)), schedule=EIGHT,
-        overwrites=("Y",))
+@kernel(grid=lambda Q, C, BM, BN: (-(-C // BN), -(-Q // BM)), schedule=EIGHT, overwrites=("Y",))
 def depthwise_forward(X: Tensor["S", "C"], W: Tensor["T", "C"], Y: Tensor["P", "C"], geometry,
                       parts, across, Q, BM=16, BN=64):
     """Y[p, c] = sum_t W[t, c] X[the pixel of p through t, c].
 
     X: [images and pixels, channels]   W: [taps, channels]   Y: [images and places, channels]
-    parts, across: `row_parts` and `strips_of` the geometry   Q: strips of all images
+    parts, across: `row_parts` and `strips_of` the geometry   Q: strips of all images, whose places
+        are all of Y
     """
     c, q = tile.group_id(0) * BN, tile.group_id(1) * BM
     KH, KW = geometry.window

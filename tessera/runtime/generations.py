@@ -130,6 +130,7 @@ class Generation:
     dependent_launches: whether a kernel may begin before the one in front of it ends.
     cluster_groups: groups of a cluster that any such chip runs at one time.
     most_cluster_groups: that a chip with all its multiprocessors does, if they are small.
+    bf16_pairs: whether one instruction adds or multiplies two bf16 and rounds them.
     vector_sums: whether one atomic instruction adds four f32, or two bf16, to neighbours in memory.
     """
 
@@ -145,6 +146,7 @@ class Generation:
     ring_stages: int = 4
     converts: tuple[str, ...] = ()
     dependent_launches: bool = False
+    bf16_pairs: bool = False
     vector_sums: bool = False
     cluster_groups: int = 1
     most_cluster_groups: int = 1
@@ -194,8 +196,8 @@ _SM89 = register(replace(_SM86, target="sm_89", name="Ada", groups=24, warp_matm
                          converts=_FP8))
 _SM90 = register(replace(_SM80, target="sm_90", name="Hopper", shared_bytes=228 * _KIB,
                          group_shared_bytes=227 * _KIB, warp_matmul=_ADA, converts=_FP8,
-                         dependent_launches=True, vector_sums=True, cluster_groups=8,
-                         most_cluster_groups=16))
+                         dependent_launches=True, bf16_pairs=True, vector_sums=True,
+                         cluster_groups=8, most_cluster_groups=16))
 register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     operands={
         "bf16": MatmulOperand("bf16", any_major=True, packs=True),

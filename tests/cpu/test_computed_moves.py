@@ -81,10 +81,18 @@ def halves(x: Any, c: Any, s: Any) -> Any:
     return y * c + ts.concatenate([-y[..., h:], y[..., :h]], axis=-1) * s
 
 
+def turned_part(x: Any, c: Any, s: Any) -> Any:
+    """Rotary positions of the first half of what a softmax gives, parts of 32 columns."""
+    y = ts.softmax(x)
+    return y * c + ts.concatenate([-y[..., 32:64], y[..., :32], y[..., 64:]], axis=-1) * s
+
+
 CASES = {
     "rope of neighbours": (turned, [(2, 3, 5, 128), (5, 64), (5, 64)], ["computed"]),
     "rope of few neighbours": (turned, [(2, 3, 5, 6), (5, 3), (5, 3)], ["computed"]),
-    "norm and rope": (halves, [(2, 7, 128), (7, 128), (7, 128)], ["rows", "computed"]),
+    "norm and rope": (halves, [(2, 7, 128), (7, 128), (7, 128)], ["computed"]),
+    "norm and rope, no power of two": (halves, [(2, 7, 120), (7, 120), (7, 120)], ["computed"]),
+    "softmax and rope of a part": (turned_part, [(2, 7, 128), (7, 128), (7, 128)], ["computed"]),
     "swiglu of neighbours": (lambda x: ts.silu(x[:, ::2]) * x[:, 1::2], [(9, 200)], ["computed"]),
     "shifted windows": (windows, [(2, 6, 12, 16)], ["computed"]),
     "causal convolution": (convolution, [(2, 7, 96), (4, 96)], ["computed"]),
@@ -161,8 +169,9 @@ def test_an_integer_outside_is_told(rng):
     assert info.value.where.file == __file__
 
 
-@pytest.mark.parametrize("name", ["norm and rope", "shifted windows", "sobel", "channels first",
-                                  "rope of neighbours", "causal convolution"])
+@pytest.mark.parametrize("name", ["norm and rope", "norm and rope, no power of two",
+                                  "softmax and rope of a part", "shifted windows", "sobel",
+                                  "channels first", "rope of neighbours", "causal convolution"])
 def test_kernels_in_emulated_instructions(name, rng):
     fn, shapes, _ = CASES[name]
     emulate(fn, *(normal(rng, *s, dtype="bf16") for s in shapes), rtol=2.0**-7, atol=1e-2)
@@ -198,6 +207,16 @@ def test_what_lies_in_memory_in_any_case_is_read(rng):
     assert kinds.count("computed") == 2
     for a, b in zip(got, want, strict=True):
         assert_close(a, np.asarray(b, np.float64), "f32", n=4)
+
+
+def test_rows_that_a_reduction_widens_are_not_stored_for_what_is_picked_of_them(rng):
+    """Each reads the narrow row: a log softmax of 32000 words would store four bytes for each."""
+    x, k = normal(rng, 7, 300, dtype="bf16"), ts.tensor(rng.integers(0, 300, 7), "i32")
+    program = CudaProgram(ts.jit(lambda x, k: probabilities(ts.cast(x, "f32"), k)).graph(x, k),
+                          "sm_90a")
+    written = [o.shape for g in program.plan.groups for o in g.writes]
+    assert [g.kind for g in program.plan.groups] == ["rows", "computed"]
+    assert max(prod(shape) for shape in written) == 7
 
 
 @given(st.data())

@@ -217,6 +217,8 @@ def test_a_filter_for_each_channel(name: str, dtype: str, rng: Any) -> None:
     apart = name in ("strided", "filters each", "left over")
     assert calls(made) == ["depthwise_forward", "depthwise_backward" if apart
                            else "depthwise_forward", "depthwise_weights"]
+    first = next(g for g in made.plan.groups if g.kind == "launch")
+    assert len(first.reads) == 2  # what its result held before is not needed
 
 
 def test_a_filter_for_each_channel_along_one_axis(rng: Any) -> None:

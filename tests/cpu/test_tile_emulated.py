@@ -296,6 +296,22 @@ def test_layouts_of_matmuls_and_of_memory(shape):
         assert carry(before, after, 128, "i32", 32768) == "block"
 
 
+@pytest.mark.parametrize("y", [255.0, 0.7, -3.0, 1.0000001, 1.9999999, 2.0**70, 1e-45])
+def test_division_by_a_constant(y, rng):
+    """Rounded once, and the same zeros, infinities and NaN; beyond 2^60 within 1.5 ulp."""
+    source = f"""@kernel
+def k(A: Tensor["M", "N", f32], O: Tensor["M", "N", f32]):
+    tile.store(O[0:64, 0:128], tile.load(A[0:64, 0:128]) / {y!r})
+"""
+    x = (rng.standard_normal((64, 128)) * np.exp2(rng.integers(-35, 35, (64, 128))))
+    x[:, ::7], x[:, ::31], x[:, ::29], x[:, ::37] = 0, np.inf, -0.0, np.nan
+    out = np.zeros((64, 128), np.float32)
+    compare(build(source)["k"], x.astype(np.float32), out, lanes=128, target="sm_90", exact=True)
+    x *= np.exp2(rng.integers(-90, 70, (64, 128)))
+    compare(build(source)["k"], x.astype(np.float32), out, lanes=128, target="sm_90",
+            rtol=2**-22, atol=3e-45)
+
+
 def test_division_by_a_statistic(rng):
     """At most 2 ulp from x / y, and the same zeros, infinities and NaN."""
     source = """@kernel

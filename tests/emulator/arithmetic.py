@@ -75,12 +75,15 @@ def _fp8_to_halves(x: Any, name: str) -> np.ndarray:
     return half(word & 0xFF) | half(word >> 8 & 0xFF) << 16
 
 
-def _add_halves(name: str) -> Callable[..., Any]:
-    def add(x: Any, y: Any) -> Any:
+def _of_halves(op: str, name: str) -> Callable[..., Any]:
+    ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[op]
+
+    def of_both(x: Any, y: Any) -> Any:
         with np.errstate(all="ignore"):
-            low, high = (_code(_half(x, name, s) + _half(y, name, s), name) for s in (0, 16))
+            low, high = (_code(ufunc(np.float64(_half(x, name, s)), _half(y, name, s)), name)
+                         for s in (0, 16))
         return low | high << 16
-    return add
+    return of_both
 
 
 def _fma_halves(name: str) -> Callable[..., Any]:
@@ -172,7 +175,7 @@ NAMED: dict[str, Callable[..., Any]] = {
 # Pattern of the name -> (its groups) -> the function of registers.
 FAMILIES: tuple[tuple[str, Callable[..., Callable[..., Any]]], ...] = (
     (r"(bf16|f16)_(low|high)", lambda name, part: lambda x: _half(x, name, 16 * (part == "high"))),
-    (r"add_(bf16|f16)x2", _add_halves),
+    (r"(add|sub|mul)_(bf16|f16)x2", _of_halves),
     (r"fma_(bf16|f16)x2", _fma_halves),
     (r"to_(bf16|f16)_(r[nz])", lambda name, r: lambda x: _code(x, name, ROUNDS[r])),
     (r"pack_(bf16|f16)_(r[nz])",

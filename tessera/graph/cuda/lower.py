@@ -146,7 +146,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 
-STATIC_GRIDS = frozenset({"loop", "move", "rows"})
+STATIC_GRIDS = frozenset({"computed", "loop", "move", "rows"})
 
 
 class _KernelSchedule(ScheduleBuilder):

@@ -21,9 +21,18 @@ from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ...schedule.loop_axes import Frame, extents_of
 from ...schedule.op_ids import id_of, line_of
 from ..choose_schedule import blocks, chosen, power
-from ..passes.computed_moves import COMPUTED, At, ElementStep, column_block, rows_and_columns
+from ..passes.computed_moves import At, ElementStep
+from ..passes.followed_values import column_block, rows_and_columns
 from .elements import LONG
-from .group_statements import FrameBlock, KernelValue, emit_step
+from .group_statements import (
+    ColumnReduction,
+    FrameBlock,
+    KernelValue,
+    combined,
+    emit_step,
+    finished,
+    fold_rows,
+)
 from .kernel_kinds import kernel_kind
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import templates
@@ -39,9 +48,13 @@ def schedule_computed(builder: ScheduleBuilder, group: FusionGroup) -> None:
     y, reads = builder.operand(v), [builder.operand(x) for x in builder.reads(group)]
     R, C = rows_and_columns(y.shape)
     total = LANES * max(1, 8 * BYTES // y.type.dtype.bits)
-    n = min(column_block(C), total) if R > 1 else min(power(C), total)
-    m = min(power(R), max(1, total // n))
     found = node.attrs["steps"]
+    n = min(column_block(C), total) if R > 1 else min(power(C), total)
+    if any(step.kind == "fold" for step in found):
+        n = power(C)
+    width = node.attrs["width"] if R > 1 else C  # of a part of a row, or all of it
+    n = min(n, width)
+    m = min(power(R), max(1, total // n))
     names = [builder.inner_name(Value(Aval(extents_of(v), s.type))) for s in found[:-1]]
     steps = [_step(s, builder, node.inputs, [*names, y.name], i) for i, s in enumerate(found)]
     steps[-1] = replace(steps[-1], ops=tuple(id_of(node).split()), where=line_of(node.where))
@@ -49,8 +62,8 @@ def schedule_computed(builder: ScheduleBuilder, group: FusionGroup) -> None:
     last = re.compile(rf"\bo{len(y.shape) - 1}\b|\bi\d+\b")
     if R == 1 or not all(_is_whole(step, last) for step in found):
         s = s.with_vector(max(1, 32 // y.type.dtype.bits))
-    builder.add("computed", y.shape, reads, [y], steps, s, (blocks(R, m), blocks(C, n)),
-                extents=(R, C))
+    builder.add("computed", y.shape, reads, [y], steps, s,
+                (blocks(R, m), blocks(width, n)), extents=(R, C))
 
 
 def _is_whole(s: ElementStep, last: re.Pattern[str]) -> bool:
@@ -66,12 +79,12 @@ def _step(s: ElementStep, builder: ScheduleBuilder, operands: tuple[Value, ...],
           i: int) -> GroupStep:
     """A step of the node as one of the group."""
     assert s.type is not None
-    if s.kind == "op":
+    if s.kind in ("op", "fold"):
         return GroupStep(names[i], s.name, tuple(names[a] for a in s.args), s.attrs, (), s.type,
                          s.ids, s.where)
     own: dict[str, dict[str, Any]] = {
         "read": {"at": s.at}, "choice": {"condition": s.text}, "number": {"number": s.text},
-        "index": {"place": s.text}}
+        "index": {"place": s.text}, "parts": {}}
     args = tuple(builder.argument(operands[a]) for a in s.args) if s.kind == "read" else \
         tuple(names[a] for a in s.args)
     attrs = tuple(sorted({**own[s.kind], "kind": s.kind}.items()))
@@ -91,9 +104,14 @@ class _Computed:
         self.group, self.w, self.texts = group, KernelWriter(group), templates(group)
         (self.R, self.C), (self.y,) = group.attr("extents"), group.writes
         BM, BN = group.schedule.m or 1, group.schedule.n
-        self.b = FrameBlock(Frame((self.R, self.C), ((0,), (1,))), f"m:m+{BM}", f"n:n+{BN}", (),
-                            BM, BN, {})
+        self.cut = group.steps[-1].op == "parts"  # whether a block has all parts of its rows
+        self.own_row = " + ".join(_identity(self.y.shape[:-1]))
+        columns = f"0:{BN}" if self.cut else f"n:n+{BN}"
+        self.b = FrameBlock(Frame((self.R, self.C), ((0,), (1,))), f"m:m+{BM}", columns, (), BM, BN,
+                            {})
         self.axes: dict[str, tuple[bool, bool]] = {}
+        size = max(prod(o.shape) for o in (*group.reads, self.y))
+        self.kind = as_type("int64" if size >= LONG else "int32")  # of places
         self.reads = {r.name: r for r in group.reads}
         self.forms = {name: self.form(name) for name in self.reads}
 
@@ -112,16 +130,32 @@ class _Computed:
     def source(self) -> KernelText:
         w, b, y = self.w, self.b, self.y
         w.line(f"m = tile.group_id(0) * {b.BM}")
-        w.line(f"n = tile.group_id(1) * {b.BN}")
+        if not self.cut:
+            w.line(f"n = tile.group_id(1) * {b.BN}")
         self.places()
         for s in self.group.steps:
-            KINDS[dict(s.attrs).get("kind", "op")](self, s)
-        held = b.held[y.name]
-        text = held.text
+            KINDS[dict(s.attrs).get("kind", "fold" if s.reduction else "op")](self, s)
+        if y.name in b.held:
+            self.store(self.columns(0), b.held[y.name])
+        return w.finish_operands([self.passed(o) for o in w.operands])
+
+    def columns(self, by: int) -> str:
+        """The block's, so many further on."""
+        if self.cut:
+            return f"{by}:{by + self.b.BN}"
+        begin = f"n + {by}" if by > 0 else f"n - {-by}" if by else "n"
+        return f"{begin}:{begin}+{self.b.BN}"
+
+    def store(self, columns: str, held: KernelValue) -> None:
+        b, text = self.b, held.text
         if (held.m, held.n) != (True, True):
             text = f"tile.broadcast({self.tall(held)}, {b.shape})"
-        w.line(f"{capital(y.name)}[m:m+{b.BM}, n:n+{b.BN}] = {text}", self.group.steps[-1])
-        return w.finish_operands([self.passed(o) for o in w.operands])
+        self.w.line(f"{capital(self.y.name)}[m:m+{b.BM}, {columns}] = {text}",
+                    self.group.steps[-1])
+
+    def parts(self, s: GroupStep) -> None:
+        for i, name in enumerate(s.args):
+            self.store(self.columns(i * self.b.BN), self.b.held[name])
 
     def passed(self, o: GroupOperand) -> tuple[int, ...]:
         size, form = prod(o.shape), self.forms.get(o.name, "same")
@@ -133,11 +167,11 @@ class _Computed:
         w, R, shape = self.w, self.R, self.y.shape
         asked = " ".join(repr(v) for s in self.group.steps for k, v in s.attrs
                          if k in ("at", "condition"))
-        size = max(prod(o.shape) for o in (*self.group.reads, self.y))
-        kind = w.type(as_type("int64" if size >= LONG else "int32"))
+        kind = w.type(self.kind)
         if R > 1:
             w.line(f"r = tile.arange(0, {self.b.BM}, {kind}) + m")
-        w.line(f"c = (tile.arange(0, {self.b.BN}, {kind}) + n)[None, :]")
+        by = "" if self.cut else " + n"
+        w.line(f"c = (tile.arange(0, {self.b.BN}, {kind}){by})[None, :]")
         for a, extent in enumerate(shape):
             if not re.search(rf"\bo{a}\b", asked):
                 continue
@@ -165,12 +199,32 @@ class _Computed:
     def op(self, s: GroupStep) -> None:
         emit_step(self.w, self.b, s, self.texts[s.name])
 
+    def fold(self, s: GroupStep) -> None:
+        """The block's columns are the row, and zeros, or what is read there, behind it."""
+        w, b, f, (x, *more) = self.w, self.b, ColumnReduction.of(s), s.args
+        if not more and b.BN != self.C:
+            w.line(f"{x}_in = tile.where(c < {self.C}, {self.tall(b.held[x])}, {f.neutral})", s)
+            b.held[x] = KernelValue(f"{x}_in", b.held[x].m, True)
+        for name in more:
+            joined = combined(w, f, *(self.tall(b.held[v]) for v in (x, name)))
+            w.line(f"{name}_in = {joined}", s)
+            x = f"{name}_in"
+            b.held[x] = KernelValue(x, True, True)
+        whole = replace(f, step=replace(s, args=(x,)))
+        w.line(f"{s.name} = {finished(w, f, fold_rows(w, b, whole))}", s)
+        b.held[s.name] = KernelValue(s.name, True, False)
+
     def number(self, s: GroupStep) -> None:
         self.b.held[s.name] = KernelValue(dict(s.attrs)["number"], False, False)
 
     def index(self, s: GroupStep) -> None:
         held, name = self.b.held[s.args[0]], dict(s.attrs)["place"]
-        self.w.line(f"{name} = {held.text}", s)
+        text, made = held.text, next(t for t in self.group.steps if t.name == s.args[0])
+        if made.op == "check_index" and made.type.dtype.bits == 64 > self.kind.dtype.bits:
+            # It is below the extent: bits above say so, or the cast would look for its ends.
+            mask = power(dict(made.attrs)["extent"]) - 1
+            text = f"tile.cast({text} & {mask}, {self.w.type(self.kind)})"
+        self.w.line(f"{name} = {text}", s)
         self.axes[name] = (held.m, held.n)
 
     def read(self, s: GroupStep) -> None:
@@ -183,12 +237,12 @@ class _Computed:
             text, m, n = f"tile.load({X}[m:m+{b.BM}, n:n+{b.BN}])", True, True
         elif self.forms[x] == "rows":
             row = self.place([(at.row_guard, at.row) for at in ways], True, False)
-            by = ways[0].shift
-            begin = f"n + {by}" if by > 0 else f"n - {-by}" if by else "n"
-            text, m, n = f"tile.gather({X}[:, {begin}:{begin}+{b.BN}], {row})", True, True
-            if row == f"r * 0 + {ways[0].row}":  # one for all
-                text = f"tile.load({X}[{ways[0].row}, {begin}:{begin}+{b.BN}], fill=0)[None, :]"
-                m = False
+            columns, m, n = self.columns(ways[0].shift), True, True
+            text = f"tile.gather({X}[:, {columns}], {row})"
+            if row == self.own_row:
+                text = f"tile.load({X}[m:m+{b.BM}, {columns}], fill=0)"
+            elif row == f"r * 0 + {ways[0].row}":  # one for all
+                text, m = f"tile.load({X}[{ways[0].row}, {columns}], fill=0)[None, :]", False
         else:
             m, n = self.varies(" ".join(f"{at.flat} {at.guard}" for at in ways))
             flat = self.place([(at.guard, at.flat) for at in ways], m, n)
@@ -218,8 +272,9 @@ class _Computed:
         self.b.held[s.name] = KernelValue(s.name, m, n)
 
 
-KINDS = {"op": _Computed.op, "number": _Computed.number, "index": _Computed.index,
-         "read": _Computed.read, "choice": _Computed.choose}
+KINDS = {"op": _Computed.op, "fold": _Computed.fold, "number": _Computed.number,
+         "index": _Computed.index, "read": _Computed.read, "choice": _Computed.choose,
+         "parts": _Computed.parts}
 PLACES = re.compile(r"\b[oi]\d+\b")
 
 

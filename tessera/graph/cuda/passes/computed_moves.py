@@ -5,6 +5,7 @@
     transpose((x - mean) / std, (0, 3, 1, 2))          # channels first, of three
     pad(a) + pad(b)                                    # the gradient of slices
     take_along(x - logsumexp(x), ids)                  # of few elements of each row
+    y * c + concatenate([-y[..., h:], y[..., :h]]) * s  # y = rms_norm(x), rotary positions
 
 Loops take elements in order, and copies are made of those that lie otherwise: a slice in steps, a
 part joined to others, zeros around. Here an element of a result is followed back through ops and
@@ -18,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import field, replace
-from math import prod
+from math import copysign, gcd, prod
 from typing import Any
 
 import numpy as np
@@ -35,23 +36,21 @@ from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...schedule.op_ids import id_of, line_of
 from ...simplify import Rewriter, rebuild, remove_dead
-from ..choose_schedule import blocks, power
+from ..choose_schedule import power
 from ..element_places import MOVED, ElementPlace, Places, broadcast_places, flat
 from ..kernels.group_steps import attributes_of
 from ..kernels.scatters import WRITE_LAST
-from ..kernels.spell import is_stored, template
-from .data_movement import is_joined, is_plain_loop
+from .data_movement import is_joined
 from .displaced_reads import JOINED
+from .followed_values import MOVES, PICKS, in_memory, is_followed, rows_and_columns
 from .library_ops import merged_line, swaps_last
 
 MOST_STEPS, MOST_READS = 96, 20  # of an element
 SECTOR, APART = 32, 4  # bytes, and how many times the sectors that a dense read would touch
 FEW = 8  # times as many bytes, at least
 OFTEN = 4  # that an element is picked, of which more are not computed each time
-LEAST_ROW = 64  # columns of a block
+MOST_PARTS, LEAST_PART = 4, 16  # of a row, and columns of each
 WARPS, LANES = 16, 64  # that are looked at; elements of each
-MOVES = ("slice", "concatenate", "pad", "reshape", "transpose", "broadcast_to", "flip")
-PICKS = ("take", "take_along")
 PICKED = re.compile(r"\bi\d+\b")
 DROPPED = re.compile(r"d\d+$")
 COMPUTED = library_call("computed", flops=per_operand)
@@ -74,7 +73,8 @@ class At:
 class ElementStep:
     """A step towards an element. kind: "read" of operand args[0] at the first of `at` that counts |
     "choice" of args[0] where `text` holds, else args[1] | "number" | "op", of the steps args |
-    "index", i7 of step 7: an integer, args[0], as part of a place.
+    "index", i7 of step 7: an integer, args[0], as part of a place | "fold": of the row that args
+    have in a block | "parts" of a row, side by side.
     name, attrs, type, ids: of the graph's op."""
 
     kind: str
@@ -97,58 +97,35 @@ def compute_moves(graph: Graph) -> Graph:
     if not any(n.op.name in (*MOVES, *PICKS) for n in graph.nodes):
         return graph
     maker, readers, results = producers_of(graph), readers_of(graph), set(graph.outputs)
-    taken = _taken_along(graph, readers, results)
-
-    kept = _in_memory(graph, maker, readers, results, taken)
+    kept, again, inside = in_memory(graph, maker, readers, results)
 
     def stays(v: Value) -> bool:
         """Whether it lies in memory in any case."""
         return v in kept
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if node in taken or not _is_followed(node) or not stays(node.outputs[0]):
+        if not is_followed(node) or not stays(node.outputs[0]):
             return None
         if is_joined(node.outputs[0], readers):
             return None
-        found = _followed(maker, stays, node.outputs[0])
+        found = _followed(maker, stays, inside, node.outputs[0])
         if found is None or not found.saves() or not found.is_close():
             return None
         if not found.loops and _is_read_as_it_lies(node, readers):
             return None
-        reduced = node.outputs[0] not in results and any(
-            n.op.reduction for n in readers[node.outputs[0]])
+        reduced = not inside.isdisjoint(found.nodes) or node.outputs[0] not in results and any(
+            n.op.reduction or n in again for n in readers[node.outputs[0]])
         if reduced and found.is_of_few():
             return None
         out = Value(Aval(found.shape, node.outputs[0].aval.type))
         rw.where = merged_line(node.where, found.nodes)
         rw.add(Node(COMPUTED, tuple(rw.env[v] for v in found.operands),
-                    {"steps": tuple(found.steps)}, (out,), rw.where))
+                    {"steps": tuple(found.steps), "width": found.width}, (out,), rw.where))
         if out.aval == node.outputs[0].aval:
             return out
         return rw.emit("reshape", out, shape=extents_of(node.outputs[0]))
 
     return remove_dead(rebuild(graph, visit))
-
-
-def _in_memory(graph: Graph, maker: dict[Value, Node], readers: dict[Value, list[Node]],
-               results: set[Value], taken: set[Node]) -> set[Value]:
-    """What other kernels read, or several of these: a sum or a row that is picked would be computed
-    in each of them, as the residual stream of a transformer in each of its norms. What is made of
-    one value of fewer bytes is computed in each."""
-    kept, roots = set[Value](), dict[Value, set[Value]]()
-    for node in reversed(graph.nodes):
-        if not _is_followed(node):
-            continue
-        (v,), found = node.outputs, set[Value]()
-        outside = v in results
-        for n in readers.get(v, ()):
-            outside |= n in taken or not _is_followed(n)
-            found |= roots.get(n.outputs[0], set()) if n.outputs else set()
-        if outside or len(found) > 1 and node.op.name not in MOVES and not _is_widened(v, maker):
-            kept.add(v)
-            found = {v}
-        roots[v] = found
-    return kept
 
 
 def _is_read_as_it_lies(node: Node, readers: dict[Value, list[Node]]) -> bool:
@@ -157,67 +134,32 @@ def _is_read_as_it_lies(node: Node, readers: dict[Value, list[Node]]) -> bool:
         n.op.name == "matmul" for n in readers.get(node.outputs[0], ()))
 
 
-def _is_widened(v: Value, maker: dict[Value, Node]) -> bool:
-    """Whether ops of each element, and moves, make it of one value of fewer bytes."""
-    x = v
-    while (node := maker.get(x)) is not None and _is_followed(node) and node.op.name not in PICKS:
-        large = {i for i in node.inputs if i.aval.ndim}
-        if len(large) != 1:
-            return False
-        (x,) = large
-        if value_bytes(x) < value_bytes(v):
-            return True
-    return False
-
-
-def _is_followed(node: Node) -> bool:
-    if len(node.outputs) != 1 or not all(
-            isinstance(n, int) and n for v in (*node.inputs, *node.outputs) for n in v.aval.shape):
-        return False
-    if not all(is_stored(v.aval.dtype) for v in (*node.inputs, *node.outputs)):
-        return False
-    if node.op.name == "pad" and any(node.attrs["holes"]):
-        return False
-    return node.op.name in (*MOVES, *PICKS) or node.op in (JOINED, WRITE_LAST) or (
-        (is_plain_loop(node) or node.op.name == "cast") and not node.op.beside
-        and template(node) is not None)
-
-
-def _taken_along(graph: Graph, readers: dict[Value, list[Node]], results: set[Value]) -> set[Node]:
-    """Loops that reductions take along and that read fewer bytes of one value than they make."""
-    found = set[Node]()
-    for node in reversed(graph.nodes):
-        if not _is_followed(node) or not is_plain_loop(node) or node.outputs[0] in results:
-            continue
-        (y,) = node.outputs
-        whole = [v for v in node.inputs if v.aval.shape == y.aval.shape]
-        if len(whole) == 1 and value_bytes(whole[0]) <= value_bytes(y) and all(
-                n.op.reduction or n in found for n in readers.get(y, ())):
-            found.add(node)
-    return found
-
-
-def _followed(maker: dict[Value, Node], stays: Callable[[Value], bool], result: Value
-              ) -> _Followed | None:
+def _followed(maker: dict[Value, Node], stays: Callable[[Value], bool], inside: set[Node],
+              result: Value) -> _Followed | None:
     """The steps to an element; None where they are too many. Followed again where axes of the
-    result turn out to go together."""
-    found, axes = _Followed(maker, stays, result), range(result.aval.ndim)
-    try:
-        found.follow([(a,) for a in axes])
-        groups = found.groups()
-        if len(groups) < len(axes):
-            found = _Followed(maker, stays, result)
-            found.follow(groups)
-    except _TooMuch:
-        return None
+    result turn out to go together, and where conditions cut its rows into few parts."""
+    def follow(groups: list[tuple[int, ...]], width: int = 0) -> _Followed | None:
+        found = _Followed(maker, stays, inside, result)
+        try:
+            found.follow(groups, width)
+        except _TooMuch:
+            return None
+        return found
+
+    axes: list[tuple[int, ...]] = [(a,) for a in range(result.aval.ndim)]
+    found = follow(axes)
+    if found is not None and len(groups := found.groups()) < len(axes):
+        found = follow(groups)
+    if found is not None and (width := found.part_width()):
+        return follow(groups, width) or found
     return found
 
 
 class _Followed:
     """An element of a result, followed back to what lies in memory."""
 
-    def __init__(self, maker: dict[Value, Node], stays: Any, result: Value):
-        self.maker, self.stays, self.result = maker, stays, result
+    def __init__(self, maker: dict[Value, Node], stays: Any, inside: set[Node], result: Value):
+        self.maker, self.stays, self.inside, self.result = maker, stays, inside, result
         self.steps: list[ElementStep] = []
         self.operands: list[Value] = []
         self.nodes: list[Node] = []
@@ -225,17 +167,46 @@ class _Followed:
         self.known: dict[object, int] = {}
         self.loops, self.picking = False, 0  # whether ops compute elements; in integers that pick
         self.shape = extents_of(result)  # of the kernel: axes that go together are one
+        self.width = 0  # of a part of a row
         self.places: list[ElementPlace] = []  # that are read, as numbers of elements
         self.conditions: list[str] = []
 
-    def follow(self, groups: list[tuple[int, ...]]) -> None:
-        """groups: axes that are one of the kernel. The last of them stands for all (`merged`)."""
+    def follow(self, groups: list[tuple[int, ...]], width: int = 0) -> None:
+        """groups: axes that are one of the kernel. The last of them stands for all (`merged`).
+        width: of the parts of rows that are followed each by itself."""
         extents, at = extents_of(self.result), list[ElementPlace]()
         self.shape = tuple(prod(extents[a] for a in g) for g in groups)
         for k, g in enumerate(groups):
             last = max((a for a in g if extents[a] > 1), default=g[-1])
             at += [ElementPlace.of(f"o{k}" if a == last else f"d{a}", extents[a]) for a in g]
-        self.prune(self.make(self.result, tuple(at), ()))
+        self.width = width or (self.shape[-1] if self.shape else 1)
+        if not width:
+            self.prune(self.make(self.result, tuple(at), ()))
+            return
+        made = tuple(self.make(self.result, (*at[:-1], p), ()) for p in self.parts_of_row())
+        self.prune(self.add(ElementStep("parts", made, type=self.result.aval.type)))
+
+    def parts_of_row(self) -> list[ElementPlace]:
+        place = ElementPlace.of(f"o{len(self.shape) - 1}", self.width)
+        return [place.plus(n) for n in range(0, self.shape[-1], self.width)]
+
+    def part_width(self) -> int:
+        """Of the parts of a row inside of which no condition on its columns changes; 0 where there
+        are none, or many. What is chosen is then computed alone, and what several parts need once.
+        """
+        R, C = rows_and_columns(self.shape)
+        if R == 1:
+            return 0
+        last, at = rf"\bo{len(self.shape) - 1}\b", set[int]()
+        for text in {t for c in self.conditions for t in re.split(r"[()&]+", c)}:
+            bound = re.fullmatch(rf" *{last} (?:<|>=) (\d+) *", text)
+            if bound is not None:
+                at.add(int(bound[1]))
+            elif re.search(last, text):
+                return 0
+        width = gcd(C, *at)
+        few = 1 < C // width <= MOST_PARTS and width >= LEAST_PART and width == power(width)
+        return width if few else 0
 
     def groups(self) -> list[tuple[int, ...]]:
         """The axes of the result; those together that no place and no condition tells apart."""
@@ -274,7 +245,9 @@ class _Followed:
         key = (v, at, guards)
         if key not in self.known:
             node = self.maker.get(v)
-            if node is None or not _is_followed(node) or v is not self.result and self.stays(v):
+            if node in self.inside:
+                self.known[key] = self.fold(node, at, guards)
+            elif node is None or not is_followed(node) or v is not self.result and self.stays(v):
                 self.known[key] = self.read(v, at, guards)
             else:
                 self.known[key] = self.of(node, at, guards)
@@ -285,7 +258,7 @@ class _Followed:
             return self.known[key]
         self.known[key] = len(self.steps)
         self.steps.append(step)
-        if len(self.steps) > MOST_STEPS:
+        if len(self.steps) > MOST_STEPS * (self.shape[-1] // self.width if self.shape else 1):
             raise _TooMuch
         return len(self.steps) - 1
 
@@ -297,7 +270,7 @@ class _Followed:
         guarded = guards if any(p.guarded for p in at) else ()
         where = self.where(at, extents_of(v), guarded)
         self.reads += where.flat != "0"
-        if self.reads > MOST_READS:
+        if self.reads > MOST_READS * (self.shape[-1] // self.width if self.shape else 1):
             raise _TooMuch
         return self.add(ElementStep("read", (self.operands.index(v),), at=(where,),
                                     type=v.aval.type))
@@ -319,11 +292,12 @@ class _Followed:
             row = merged(flat(at[:-1], shape[:-1]))
             return At(whole.text, made.guard, row.text, rows, at[-1].constant)
         rest = replace(whole, terms=tuple(t for t in whole.terms if t != (last, 1)))
-        if len(rest.terms) == len(whole.terms) or prod(shape) % C or rest.constant % C or any(
+        shift = rest.constant % C
+        if len(rest.terms) == len(whole.terms) or prod(shape) % C or shift + self.width > C or any(
                 f % C or columns.search(t) for t, f in rest.terms) or any(
                 map(columns.search, guards)):
             return made
-        return At(whole.text, made.guard, rest.times_of(C).text, rows)
+        return At(whole.text, made.guard, rest.plus(-shift).times_of(C).text, rows, shift)
 
     def of(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
         if node not in self.nodes:
@@ -348,6 +322,22 @@ class _Followed:
             "op", args, name=node.op.name, attrs=tuple(sorted(attributes_of(node).items())),
             type=node.outputs[0].aval.type, ids=tuple(id_of(node).split()),
             where=line_of(node.where)))
+
+    def fold(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
+        """The statistic of a row, of elements where the block has them: its columns are the row."""
+        (x,), last = node.inputs, f"o{len(self.shape) - 1}"
+        R, C = rows_and_columns(self.shape)
+        own = re.compile(rf"\b{last}\b|{PICKED.pattern}")
+        if R == 1 or C != extents_of(x)[-1] or any(p.guarded or own.search(p.text) for p in at):
+            return self.read(node.outputs[0], at, guards)
+        self.places.append(flat(at[:-1], extents_of(x)[:-1]))
+        if node not in self.nodes:
+            self.nodes.append(node)
+        elements = tuple(self.make(x, (*at[:-1], p), ()) for p in self.parts_of_row())
+        attrs = tuple(sorted(attributes_of(node).items()))
+        return self.add(ElementStep("fold", elements, name=node.op.name, attrs=attrs,
+                                    type=node.outputs[0].aval.type,
+                                    ids=tuple(id_of(node).split()), where=line_of(node.where)))
 
     def pick(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
         (x, ids), axis = node.inputs, node.attrs["axis"]
@@ -469,10 +459,23 @@ class _Followed:
                 inside.append(f"{place.text} < {before + n}")
             moved.append(place.plus(-before).within(0, n - 1))
         own = self.make(x, tuple(moved), (*guards, *inside))
-        if not inside:
+        if not inside or self.reads_zero(own, x, value):
             return own
         outside = self.make(value, (), guards)
         return self.choose(node, " & ".join(f"({t})" for t in inside), own, outside)
+
+    def reads_zero(self, step: int, x: Value, value: Value) -> bool:
+        """Whether that is what is around: a read gives 0 where its condition does not hold, and a
+        cast 0 for 0."""
+        read, number = self.steps[step], self.maker.get(value)
+        if number is not None and number.op.name == "cast":
+            number = self.maker.get(number.inputs[0])
+        while read.kind == "op" and read.name == "cast" and x in self.maker:
+            read, x = self.steps[read.args[0]], self.maker[x].inputs[0]
+        if read.kind != "read" or self.operands[read.args[0]] is not x or number is None:
+            return False
+        of = number.attrs.get("value")
+        return number.op.name == "constant" and of == 0 and copysign(1, of) > 0
 
     # --- what it is worth ---------------------------------------------------------------------
     def saves(self) -> bool:
@@ -495,6 +498,7 @@ class _Followed:
         numbers = np.linspace(0, max(0, prod(shape) - LANES), WARPS, dtype=np.int64)
         p = (numbers[:, None] + np.arange(LANES)) % prod(shape)  # [WARPS, LANES]
         names = {f"o{a}": p // prod(shape[a + 1:]) % n for a, n in enumerate(shape)}
+        names[f"o{len(shape) - 1}"] = p % max(1, self.width)
         for step in self.steps:
             if step.kind != "read" or step.at[0].row or any(
                     PICKED.search(at.flat) for at in step.at):
@@ -520,21 +524,6 @@ def _all_of(conditions: tuple[str, ...]) -> str:
     if len(conditions) == 1:
         return conditions[0]
     return " & ".join(f"({c})" for c in dict.fromkeys(conditions))
-
-
-def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The extents in which blocks see a result: its last axis as columns where blocks of them have
-    few beyond its end, else all elements as one row."""
-    last = shape[-1] if shape else 1
-    n = column_block(last)
-    fits = last >= LEAST_ROW and 8 * blocks(last, n) * n <= 9 * last
-    return (prod(shape) // last, last) if fits else (1, prod(shape))
-
-
-def column_block(extent: int) -> int:
-    """The size of blocks of columns that has the fewest beyond the end."""
-    sizes = [LEAST_ROW << i for i in range(5) if LEAST_ROW << i <= max(LEAST_ROW, power(extent))]
-    return min(reversed(sizes), key=lambda n: blocks(extent, n) * n)
 
 
 def _copies(node: Node, last: bool) -> bool:
@@ -574,4 +563,4 @@ def _takes_long(node: Node) -> bool:
     return min(sides) <= SECTOR
 
 
-__all__ = ["COMPUTED", "At", "ElementStep", "column_block", "compute_moves", "rows_and_columns"]
+__all__ = ["COMPUTED", "At", "ElementStep", "compute_moves"]

@@ -1,5 +1,6 @@
 """Division: by a statistic of rows or of the whole tile, or by a number of the group that is an
-argument or computed from some, one reciprocal for each divisor and two products for each element.
+argument or computed from some, one reciprocal for each divisor and two products for each element;
+by a constant as intrinsics/divide.py does.
 
 x / y = (x s) (1 / (y s)) with s = 1 except for a y near the ends of the range, where a power of two
 keeps the reciprocal a normal number. At most 1.5 ulp from x / y; zeros, infinities and NaN as in
@@ -8,11 +9,16 @@ x / y.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from tessera.tile.cuda.emit.elementwise import apply, maths, spread
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.divide import has_quick_constant
 from tessera.tile.cuda.intrinsics.formats import kind_of
-from tessera.tile.ir.ir import Op, Operand, SSAValue
+from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import Scalar, TileType
@@ -22,6 +28,12 @@ from tessera.tile.ir.types import Scalar, TileType
 def _div(e: Emitter, op: Op) -> None:
     (x, y), (made,) = op.args, op.outs
     y, kind = _before_broadcast(e, y), kind_of(made.type.dtype)
+    if isinstance(y, Const) and isinstance(made.type, TileType) and kind == "f32" and (
+            has_quick_constant(y.value)):
+        divisor = float(np.float32(y.value))
+        apply(e, replace(op, args=(x,)), e.use(
+            "quotient_by_constant", f"use(divide.by_constant({divisor!r}))"))
+        return
     if not isinstance(made.type, TileType) or not _shared_by_many(e, y, e.layout(made.value)):
         apply(e, op, maths(e, op.name, kind))
         return

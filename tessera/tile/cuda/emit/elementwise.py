@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.numerics import f32
+import numpy as np
+
+from tessera.numerics import bf16, f32
 from tessera.tile.cuda.emit.emitter import Emitter, literal
 from tessera.tile.cuda.emit.layout_conversion import through_shared
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.intrinsics import fast_math
+from tessera.tile.cuda.intrinsics import bf16_pairs, fast_math
 from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import kind_of
@@ -138,12 +140,48 @@ def _running_max(e: Emitter, op: Op) -> None:
 def _convert(e: Emitter, op: Op) -> None:
     source, to, attr = e.dtype(op.args[0]), op.outs[0].type.dtype, op.attr
     rounding, saturate = attr.get("rounding", "nearest_even"), bool(attr.get("saturate", False))
-    if same_register(source, to, saturate):
+    if same_register(source, to, saturate) or to is bf16 and is_bf16(e, op.args[0]):
         e.define(op.outs[0], e.name(op.args[0]))
+        return
+    if to is bf16 and not saturate and rounding == "nearest_even" and _in_pairs(e, op):
         return
     made = f"use(casts.cast({source.name!r}, {to.name!r}, {rounding!r}, {saturate}" \
            f"{', True' if has_instructions(to, e.generation) else ''}))"
     apply(e, op, e.use(f"to_{to}", made))
+
+
+# Whose results are bf16 numbers where their operands are.
+KEEP = frozenset({"neg", "abs", "maximum", "minimum", "where", "broadcast_to", "expand_dims",
+                  "convert_layout"})
+
+
+def is_bf16(e: Emitter, x: Operand, depth: int = 8) -> bool:
+    """Whether an f32 is known to be a bf16 number."""
+    if isinstance(x, Const):
+        return x.dtype is f32 and not np.float32(x.value).view(np.uint32) & 0xFFFF
+    made = e.made_by.get(x)
+    if e.dtype(x) is bf16:
+        return True
+    if made is None or not depth or e.dtype(x) is not f32:
+        return False
+    if made.name == "convert":
+        return e.dtype(made.args[0]) is bf16
+    args = made.args[1:] if made.name == "where" else made.args
+    return made.name in KEEP and all(is_bf16(e, a, depth - 1) for a in args)
+
+
+def _in_pairs(e: Emitter, op: Op) -> bool:
+    """Emits the rounding of a sum or product of bf16 numbers together with it (bf16_pairs.py)."""
+    made, (out,) = e.made_by.get(op.args[0]), op.outs
+    if made is None or made.name not in bf16_pairs.NAMES or not isinstance(out.type, TileType) or (
+            not e.generation.bf16_pairs or not all(is_bf16(e, a) for a in made.args)):
+        return False
+    assert out.type.layout is not None
+    if RegisterLayout.parse(out.type.layout, out.type.shape).count % 2:
+        return False
+    name = f"{made.name}_bf16"
+    apply(e, replace(op, args=made.args), e.use(name, f"use(bf16_pairs.rounded({made.name!r}))"))
+    return True
 
 
 @emits("with_bits")

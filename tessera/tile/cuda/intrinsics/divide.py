@@ -1,12 +1,15 @@
-"""The intrinsics of a division by a statistic: one reciprocal for each divisor."""
+"""The intrinsics of divisions by a statistic, one reciprocal for each divisor, or by a constant."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+import numpy as np
+
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import fragments
 
 LLVM = Any
@@ -41,6 +44,34 @@ def inverses(kind: str) -> Operation:
 
 
 div = fragments.elementwise("quotient", 3, lambda b, x, s, r: b.fmul(b.fmul(x, s), r))
+
+
+LEAST, MOST = 2.0**-60, 2.0**60  # sizes of divisors and of quotients whose rests are exact
+
+
+@functools.cache
+def by_constant(y: float) -> Operation:
+    """(x) -> x / y, rounded once: with r the nearest to 1 / y, q = x r is within 1.5 ulp, x - q y
+    is exact, and q + (x - q y) r is rounded correctly, unless all bits of y are ones (Markstein,
+    IBM J. Res. Dev. 34, 1990, theorem 5). Zeros, infinities and NaN are q, and quotients outside of
+    2^-60 to 2^60: within 1.5 ulp, as by a statistic."""
+    inverse = float(np.float32(1) / np.float32(y))
+
+    def body(b: Builder, x: LLVM) -> LLVM:
+        fma = find_instruction("fma_rn")
+        q, r = b.fmul(x, b.like(x, inverse)), b.like(x, inverse)
+        near = b.call(fma, b.call(fma, q, b.like(x, -y), x), r, q)
+        size = b.library("__nv_fabsf", q)
+        inside = b.and_(b.compare(">=", size, b.like(x, LEAST)),
+                        b.compare("<=", size, b.like(x, MOST)))
+        return b.select(inside, near, q)
+
+    return fragments.elementwise("quotient_by_constant", 1, body)
+
+
+def has_quick_constant(y: float) -> bool:
+    """Whether by_constant divides by it."""
+    return LEAST <= abs(y) <= MOST and np.float32(y).view(np.uint32) & 0x7FFFFF != 0x7FFFFF
 
 
 def _or_zero(b: Builder, x: LLVM, s: LLVM, r: LLVM, y: LLVM) -> LLVM:
