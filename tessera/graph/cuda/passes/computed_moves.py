@@ -141,11 +141,17 @@ def _in_memory(graph: Graph, readers: dict[Value, list[Node]], results: set[Valu
         for n in readers.get(v, ()):
             outside |= n in taken or not _is_followed(n)
             found |= roots.get(n.outputs[0], set()) if n.outputs else set()
-        if outside or len(found) > 1 and node.op.name not in MOVES:
+        if outside or len(found) > 1 and node.op.name not in MOVES and not _widens(node):
             kept.add(v)
             found = {v}
         roots[v] = found
     return kept
+
+
+def _widens(node: Node) -> bool:
+    """Whether what a cast reads is shorter than what it would leave in memory."""
+    return node.op.name == "cast" and (
+        node.inputs[0].aval.dtype.bits <= node.outputs[0].aval.dtype.bits)
 
 
 def _is_followed(node: Node) -> bool:
