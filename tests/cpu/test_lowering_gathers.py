@@ -296,7 +296,7 @@ def test_tables_that_are_alike_are_put_in_order_side_by_side(rng):
     u = ts.tensor(rng.standard_normal((3, 4200, 20)).astype(np.float32))
 
     def fn(t, ids, u):
-        return [ts.vjp(lambda t: t[ids[n]], t[n])[1](u[n]) for n in range(3)]
+        return [ts.vjp(lambda t, n=n: t[ids[n]], t[n])[1](u[n]) for n in range(3)]
 
     made = program(fn, t, ids, u)
     assert len({g.batch for g in made.plan.groups if g.kind in ("order", "search")}) == 2

@@ -48,8 +48,8 @@ from .kernels.group_statements import COLUMNS, depends_on_index
 from .kernels.group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
 from .kernels.integer_order import schedule_digits
 from .kernels.integer_sums import schedule_integer_sums
-from .kernels.line_segments import schedule_line_runs
 from .kernels.key_merges import schedule_merge_cuts, schedule_merge_keys
+from .kernels.line_segments import schedule_line_runs
 from .kernels.long_strips import add_long_strips, long_strips
 from .kernels.loop_blocks import (
     flat_rows,
@@ -587,8 +587,9 @@ MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": sch
            "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
            "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "write_places": schedule_writes,
-           "key": schedule_key, "keys": schedule_keys, "key_bits": schedule_key_bits, "strips": schedule_strips,
-           "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
+           "key": schedule_key, "keys": schedule_keys, "key_bits": schedule_key_bits,
+           "strips": schedule_strips, "parts": schedule_runs, "runs": schedule_runs,
+           "row_dots": schedule_dots,
            "steps": schedule_steps, "small_system": schedule_small,
            "small_product": schedule_small_matmuls,
            "atomic_sums": schedule_atomic_sums, "integer_sums": schedule_integer_sums,

@@ -162,7 +162,8 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (T,) = extents_of(node.inputs[1])
     s = for_segments(V, T, C)
     grid: tuple[int, ...] = V, blocks(C, s.n)
-    ways, attrs = {op: way for way, op in RUNS.items()}, dict[str, Any]()
+    ways: dict[GraphOp, str] = {op: way for way, op in RUNS.items()}
+    attrs = dict[str, Any]()
     if node.op is PART_SUMS:
         each = 1 << min(SLOTS, prod(grid) // BUSY).bit_length() >> 1 or 1
         grid, attrs = (blocks(V, each), grid[1]), {"each": each}

@@ -283,5 +283,5 @@ def merge_source(group: ScheduledGroup) -> KernelText:
 
 KINDS: dict[GraphOp, str] = {SORT_RUNS: "sort", MERGE_RUNS: "merge"}
 
-__all__ = ["KINDS", "RUN", "by_keys", "merge_source", "open_sorts", "schedule_merge", "schedule_sort",
-           "sort_source"]
+__all__ = ["KINDS", "RUN", "by_keys", "merge_source", "open_sorts", "schedule_merge",
+           "schedule_sort", "sort_source"]
