@@ -13,8 +13,10 @@ import tessera as ts
 from lowered_functions import both_ways, lowered
 from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import integer_order, sorted_segments
 from tessera.graph.op import OPS
 from tessera.graph.ops.gather import SEGMENT_SUM
+from tessera.graph.ops.segments import SEGMENT_MAX, SEGMENT_MIN
 from tessera.graph.trace import apply
 from tolerance import assert_close
 
@@ -206,6 +208,89 @@ def test_writes_keep_the_last_of_repeated_places(name, kind, rng):
     for got, want in zip(*both_ways(WRITES[name], x, ids, u), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("count, extent", [
+    (5000, 1), (5000, 300), (6000, 9000), (4100, 70_000)])
+@pytest.mark.parametrize("block, bits", [(4096, 9), (512, 4)])
+def test_integers_are_dealt_by_digits_in_their_order(count, extent, block, bits, rng, monkeypatch):
+    """By as many digits as their extent needs; those that are equal keep their order."""
+    monkeypatch.setattr(integer_order, "BLOCK", block)
+    monkeypatch.setattr(integer_order, "DIGIT", bits)
+    monkeypatch.setattr(integer_order, "run_length", lambda f, n: 1)
+    x = rng.standard_normal((count, 2)).astype(np.float32)
+    ids = rng.integers(-extent, extent, count)
+    fn = lambda x, ids: ts.segment_sum(x, ids, extent)  # noqa: E731
+    ((got,), (want,)) = lowered(fn, x, ids)
+    assert got.tobytes() == want.tobytes()
+    kinds = Counter(g.kind for g in program(fn, ts.tensor(x), ts.tensor(ids)).plan.groups)
+    digits = max(1, -(-(extent - 1).bit_length() // bits))
+    assert kinds["digit_counts"] == kinds["digit_places"] == kinds["scan"] == digits
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8, 40, 130])
+@pytest.mark.parametrize("busy", [1, 2048])
+def test_segments_of_many_slices_beside_those_of_few(columns, busy, rng, monkeypatch):
+    """Several segments in a group; sums of more than CHAIN slices from those of blocks, of which a
+    group sees to several."""
+    monkeypatch.setattr(sorted_segments, "BUSY", busy)
+    ids = rng.integers(-200, 200, 9001)
+    ids[rng.random(9001) < 0.5], ids[1000:1500] = 3, 7
+    x = rng.standard_normal((9001, columns)).astype(np.float32)
+    w = rng.standard_normal(9001).astype(np.float32)
+
+    def fn(x, w, ids):
+        return ts.segment_sum(x * w[:, None], ids, 200), ts.segment_min(x, ids, 200)
+
+    for got, want in zip(*lowered(fn, x, w, ids), strict=True):
+        assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "int32"])
+@pytest.mark.parametrize("shape, ids, axis, extent", [
+    ((20, 30, 1), (30,), 1, 40), ((6, 300, 5), (300,), 1, 4), ((3, 2, 4, 5, 3), (4, 5), 2, 7),
+    ((4, 1), (1,), 1, 3), ((3, 5000), (5000,), 1, 9)])
+def test_lines_read_the_slices_that_they_add(shape, ids, axis, extent, dtype, rng, monkeypatch):
+    """Where the same integers pick slices of many lines they are put in order once."""
+    monkeypatch.setattr(sorted_segments, "LINES", 1)
+    drawn = 4 * rng.standard_normal(shape)
+    u = ts.tensor(np.round(drawn).astype(dtype)) if dtype.startswith("int") else ts.tensor(
+        drawn.astype(np.float64 if dtype == "f64" else np.float32), dtype)
+    places = ts.tensor(rng.integers(-extent, extent, ids))
+    fns = [sums(axis, extent)] + [
+        lambda u, ids, op=op: apply(op, u, ids, axis=axis, extent=extent)
+        for op in (SEGMENT_MAX, SEGMENT_MIN) if dtype != "bf16"]
+    for fn in fns:
+        made = program(fn, u, places)
+        assert "line_runs" in [g.kind for g in made.plan.groups]
+        (got,) = made.run([u.array, places.array])
+        want = fn(u, places).array
+        assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
+
+
+def test_the_gradient_of_picked_elements_of_matrices_is_one_kernel_behind_the_order(rng):
+    i, j = (ts.tensor(a) for a in np.tril_indices(9, -1))
+    z, u = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((300, 9, 9), (300, 36)))
+    fn = lambda z, u, i, j: ts.vjp(lambda z: z[:, i, j], z)[1](u)  # noqa: E731
+    kinds = [g.kind for g in program(fn, z, u, i, j).plan.groups]
+    assert "line_runs" in kinds and "segments" not in kinds
+    ((got, *_), (want, *_)) = lowered(fn, z, u, i, j)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_tables_that_are_alike_are_put_in_order_side_by_side(rng):
+    t = ts.tensor(rng.standard_normal((3, 500, 20)).astype(np.float32))
+    ids = ts.tensor(rng.integers(0, 500, (3, 4200)))
+    u = ts.tensor(rng.standard_normal((3, 4200, 20)).astype(np.float32))
+
+    def fn(t, ids, u):
+        return [ts.vjp(lambda t, n=n: t[ids[n]], t[n])[1](u[n]) for n in range(3)]
+
+    made = program(fn, t, ids, u)
+    assert len({g.batch for g in made.plan.groups if g.kind in ("order", "search")}) == 2
+    for got, want in zip(made.run([t.array, ids.array, u.array]), ts.jit(fn)(t, ids, u),
+                         strict=True):
+        assert_close(got, want[0].array if isinstance(want, tuple) else want.array, "f32", n=64)
 
 
 BAGS = {

@@ -19,7 +19,8 @@ from ...schedule.groups import FusionGroup
 from ...schedule.loop_axes import extents_of
 from ...schedule.region_copies import moves_of
 
-KINDS = ("loop", "rows", "columns", "strips", "move")
+KINDS = ("loop", "rows", "columns", "strips", "move", "order", "merge_cuts", "merge_keys",
+         "digit_counts", "digit_places", "search", "scan", "parts", "runs")
 SMALL_COPY = 1 << 23  # bytes, which a GPU moves in the time of a few launches
 MOST_ELEMENTS = 1 << 30  # of an array that a flat loop is over: its numbers have 32 bits
 

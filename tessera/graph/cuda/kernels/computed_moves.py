@@ -21,7 +21,7 @@ from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ...schedule.loop_axes import Frame, extents_of
 from ...schedule.op_ids import id_of, line_of
 from ..choose_schedule import blocks, chosen, power
-from ..passes.computed_moves import At, ElementStep
+from ..passes.computed_moves import COMPUTED, At, ElementStep
 from ..passes.followed_values import column_block, rows_and_columns
 from .elements import LONG
 from .group_statements import (
@@ -290,4 +290,4 @@ def _identity(shape: tuple[int, ...]) -> list[str]:
 
 kernel_kind("computed", "elementwise", computed_source, schedule_computed, [COMPUTED])
 
-__all__ = ["rows_and_columns"]
+__all__ = ["computed_source", "schedule_computed"]

@@ -72,8 +72,8 @@ def _whole_rows(rw: Rewriter, x: Value) -> Node | None:
 
 
 def moved_rows(rw: Rewriter, u: Value, T: int, C: int) -> tuple[Value, str]:
-    """What the rows [T, C] of a value were moved from, as rows, and which of them row t is: "" where
-    it is t. So what is repeated, or a part of what lies apart, is read where it is."""
+    """What the rows [T, C] of a value were moved from, as rows, and which of them row t is, ""
+    where it is t. So what is repeated, or a part of what lies apart, is read where it is."""
     node, (R, text) = rw.producer.get(u), (T, "")
     at = unflat(ElementPlace.of("t", T).times(C) + ElementPlace.of("c", C), extents_of(u))
     while node is not None and node.op.name in MOVED and all(

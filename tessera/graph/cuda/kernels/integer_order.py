@@ -46,9 +46,10 @@ def ordered(rw: Rewriter, ids: Value, extent: int) -> tuple[Value, Value]:
     f, passes = KeyFormat(INT32.dtype, T, False, True, extent), _passes(extent)
     merges = bits_of(blocks(T, run_length(f, T)))
     if 1 + 2 * merges <= 3 * passes:  # launches
-        at, order = by_keys(rw, ids, T, f, ("values", "positions"), INT32)
-        return at, order
-    order, shift = None, 0
+        found = by_keys(rw, ids, T, f, ("values", "positions"), INT32)
+        return found[0], found[1]
+    order: Value | None = None
+    shift = 0
     for i in range(passes):
         bits = _digit(extent, passes, i)
         ids, order = _pass(rw, ids, order, shift, bits)

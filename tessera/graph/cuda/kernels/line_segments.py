@@ -41,9 +41,9 @@ def schedule_line_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
 
 def line_runs_source(group: ScheduledGroup) -> KernelText:
     w, (step,), (y,), BN = KernelWriter(group), group.steps, group.writes, group.schedule.n
-    (u, order, begin), way, dtype = group.reads, group.attr("way"), y.type.dtype
+    (u, order, _), way, dtype = group.reads, group.attr("way"), y.type.dtype
     (A, T, C), V = u.shape, y.shape[1]
-    U, O, B = (capital(o.name) for o in group.reads)
+    U, order_name, B = (capital(o.name) for o in group.reads)
     kind, name = w.type(y.type), step.name
     i32, f64 = w.type(order.type), as_type("f64")
     at = w.type(as_type("int64" if A * max(T, V) * C >= LONG else "int32"))
@@ -65,7 +65,7 @@ def line_runs_source(group: ScheduledGroup) -> KernelText:
     with w.block(f"for j in range(0, most, {ahead}):"):
         for r in range(ahead):
             w.line(f"in{r} = j + {r} < count", step)
-            w.line(f"at{r} = tile.gather({O}, tile.where(in{r}, lo + j + {r}, -1))", step)
+            w.line(f"at{r} = tile.gather({order_name}, tile.where(in{r}, lo + j + {r}, -1))", step)
             w.line(f"p{r} = tile.where(in{r}, a * {T * C} + at{r} * {C} + c, -1)", step)
         for r in range(ahead):
             w.line(f"r{r} = tile.gather({U}, p{r}, fill={none})", step)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from math import prod
+from typing import Any
 
 from ....numerics import as_type
 from ...ir import Graph, Node, Value, uses
@@ -38,8 +40,10 @@ INT32 = as_type("int32")
 # Read before the first is added: many segments have one slice or none, and groups with few
 # registers, of which many run at once, are what is needed there.
 SLICES, PARTS = 4, 2
-EACH = 32  # segments of a group, of slices of few elements: a lane for each
-FEW, SHORT = 16, 256  # such elements; slices of a segment in the mean, as lanes wait for others
+EACH, FEW = 32, 16  # lanes of a group where slices have few elements, four for each; those
+TILE = 512  # elements of a group's segments where slices have more
+SHORT = 256  # slices of a segment in the mean, up to which several wait for each other
+SLOTS, BUSY = 16, 2048  # parts that a group sees to, where as many groups have some
 # u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block
 # what reaches into it from the left, and what begins in it and goes on; of long segments alone.
 PART_SUMS = library_call("part_sums")
@@ -86,13 +90,17 @@ def _by_segments(op: GraphOp) -> bool:
 
 def _in_order(rw: Rewriter, ids: Value, T: int, V: int) -> tuple[Value, Value, Value]:
     """The integers in order, where each stood, and where each number begins."""
-    narrow = rw.made_by(ids, "cast")
-    if narrow is not None and narrow.inputs[0].aval.dtype is INT32.dtype:
-        ids = narrow.inputs[0]
-    flat = rw.emit("reshape", ids, shape=(T,))
+    flat = rw.emit("reshape", _narrow(rw, ids), shape=(T,))
     at, order = ordered(rw, rw.emit("check_index", flat, extent=V, wrap=True), V)
     numbers = rw.emit("iota", size=V + 1, type=INT32)
     return at, order, rw.emit("searchsorted", at, numbers, side="left", lines=0)
+
+
+def _narrow(rw: Rewriter, ids: Value) -> Value:
+    """The integers in 32 bits, where they come in as many."""
+    cast = rw.made_by(ids, "cast")
+    narrow = cast is not None and cast.inputs[0].aval.dtype is INT32.dtype
+    return cast.inputs[0] if cast is not None and narrow else ids
 
 
 def _of_lines(rw: Rewriter, node: Node, u: Value, ids: Value, space: tuple[int, int, int]) -> Value:
@@ -133,7 +141,7 @@ def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter
     picked = picked_rows(rw, u, count, way == "sum")
     if picked.rows is not None:
         extent = picked.table.aval.shape[0]
-        rows = rw.emit("check_index", picked.rows, extent=extent, wrap=True)
+        rows = rw.emit("check_index", _narrow(rw, picked.rows), extent=extent, wrap=True)
         at = rw.emit("take", rows, order, axis=0)
     else:
         at = order
@@ -151,15 +159,24 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     reads = [builder.operand(v) for v in given]
     y = builder.operand(node.outputs[0])
     V, C = y.shape
-    s = for_segments(V, extents_of(node.inputs[1])[0], C)
+    (T,) = extents_of(node.inputs[1])
+    s = for_segments(V, T, C)
     grid: tuple[int, ...] = V, blocks(C, s.n)
-    T = extents_of(node.inputs[1])[0]
-    if node.op is not PART_SUMS and (C == 1 or C <= FEW and T <= SHORT * V):
-        s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
-    ways = {op: way for way, op in RUNS.items()}
+    ways: dict[GraphOp, str] = {op: way for way, op in RUNS.items()}
+    attrs = dict[str, Any]()
+    if node.op is PART_SUMS:
+        each = 1 << min(SLOTS, prod(grid) // BUSY).bit_length() >> 1 or 1
+        grid, attrs = (blocks(V, each), grid[1]), {"each": each}
+    else:
+        attrs = {"way": ways[node.op], "together": C == 1 or T <= SHORT * V}
+        if attrs["together"]:
+            n = min(power(C), TILE // 4)
+            s = chosen(min(EACH, 4 * EACH // n), n, warps=1) if C <= FEW else chosen(
+                TILE // n, n, warps=4)
+            grid = blocks(V, s.m or 1), blocks(C, n)
     builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
-                weighted=node.attrs["weighted"], row=node.attrs["row"], places=tuple(map(given.index, node.inputs)),
-                **({"way": ways[node.op]} if node.op in ways else {}))
+                weighted=node.attrs["weighted"], row=node.attrs["row"],
+                places=tuple(map(given.index, node.inputs)), **attrs)
 
 
 def _operands(group: ScheduledGroup) -> list[GroupOperand]:
@@ -170,32 +187,46 @@ def _operands(group: ScheduledGroup) -> list[GroupOperand]:
 def parts_source(group: ScheduledGroup) -> KernelText:
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
     _, order, at, begin, *_ = _operands(group)
-    (y,), T = group.writes, order.shape[0]
-    w.line("slot = tile.group_id(0)")
+    (y,), (T,), each = group.writes, order.shape, group.attr("each")
     w.line(f"n = tile.group_id(1) * {BN}")
-    w.line(f"first = slot // 2 * {CHAIN}", step)
-    w.line(f"last = tile.minimum(first + {CHAIN}, {T})", step)
-    w.line("tail = slot % 2", step)
-    place = "tile.where(tail == 1, last - 1, first)"
-    w.line(f"s = {_number(w, capital(at.name), place)}", step)
-    _begin_and_end(w, group, capital(begin.name))
-    wide = w.type(y.type)
-    w.line(f"{step.name} = tile.full((1, {BN}), 0.0, {wide})", step)
-    w.line("start = tile.maximum(lo, first)", step)
-    w.line(f"wanted = tile.where(hi - lo > {CHAIN}, tile.where(lo >= first, 1, 0), 2)", step)
-    with w.block("if wanted == tail:"):
-        w.line("stop = tile.minimum(hi, last)", step)
-        with w.block(f"for j in range(start, stop, {AHEAD}):"):
-            _load_slices(w, group, AHEAD)
-            for r in range(AHEAD):
-                w.line(f"{step.name} = {step.name} + tile.cast(r{r}, {wide})", step)
-    w.line(f"{capital(y.name)}[slot:slot+1, n:n+{BN}] = {step.name}", step)
+    w.line(f"slots = tile.arange(0, {each}) + tile.group_id(0) * {each}")
+    w.line(f"fronts = slots // 2 * {CHAIN}", step)
+    place = f"tile.where(slots % 2 == 1, tile.minimum(fronts + {CHAIN}, {T}) - 1, fronts)"
+    w.line(f"numbers = tile.gather({capital(at.name)}, tile.minimum({place}, {T - 1}))", step)
+    for end, which in (("lows", "numbers"), ("highs", "numbers + 1")):
+        number = f"tile.gather({capital(begin.name)}, {which})"
+        w.line(f"{end} = tile.cast({number}, {w.type(INT32)})", step)
+    w.line(f"sides = tile.where(highs - lows > {CHAIN}, tile.where(lows >= fronts, 1, 0), 2)", step)
+    w.line(f"wanted = (sides == slots % 2) & (slots < {y.shape[0]})", step)
+    with w.block("if tile.reduce_max(tile.where(wanted, 1, 0)) > 0:"):
+        begin_at = f"tile.group_id(0) * {each}"
+        with w.block(f"for slot in range({begin_at}, {begin_at} + {each}):"):
+            _add_part(w, group, capital(at.name), capital(begin.name))
     return w.finish_operands()
 
 
+def _add_part(w: KernelWriter, group: ScheduledGroup, at: str, begin: str) -> None:
+    """Of a slot that a segment of more than CHAIN slices reads; others are left as they are."""
+    (step,), (y,), BN = group.steps, group.writes, group.schedule.n
+    wide, (T,) = w.type(y.type), _operands(group)[1].shape
+    w.line(f"first = tile.minimum(slot // 2 * {CHAIN}, {T - 1})", step)
+    w.line(f"last = tile.minimum(first + {CHAIN}, {T})", step)
+    w.line(f"s = {_number(w, at, 'tile.where(slot % 2 == 1, last - 1, first)')}", step)
+    _begin_and_end(w, group, begin)
+    w.line(f"tail = tile.where(hi - lo > {CHAIN}, tile.where(lo >= first, 1, 0), 2)", step)
+    with w.block("if tail == slot % 2:"):
+        w.line(f"{step.name} = tile.full((1, {BN}), 0.0, {wide})", step)
+        w.line("stop = tile.minimum(hi, last)", step)
+        with w.block(f"for j in range(tile.maximum(lo, first), stop, {AHEAD}):"):
+            _load_slices(w, group, AHEAD)
+            for r in range(AHEAD):
+                w.line(f"{step.name} = {step.name} + tile.cast(r{r}, {wide})", step)
+        w.line(f"{capital(y.name)}[slot:slot+1, n:n+{BN}] = {step.name}", step)
+
+
 def runs_source(group: ScheduledGroup) -> KernelText:
-    if len(group.grid) == 1:
-        return _runs_of_few(group)
+    if group.attr("together"):
+        return _runs_together(group)
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
     (_, _, begin, *parts), (y,) = _operands(group), group.writes
     parts = parts[:len(parts) - group.attr("weighted")]
@@ -221,17 +252,20 @@ def runs_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands()
 
 
-def _runs_of_few(group: ScheduledGroup) -> KernelText:
-    """The same of slices of few elements: a lane for each segment."""
-    w, (step,), BM = KernelWriter(group), group.steps, group.schedule.n
+def _runs_together(group: ScheduledGroup) -> KernelText:
+    """The same of several segments at once, which go on until the longest ends: few slices of one
+    are on their way at a time."""
+    w, (step,), BM, BN = KernelWriter(group), group.steps, group.schedule.m or 1, group.schedule.n
     (u, order, begin, *parts), (y,) = _operands(group), group.writes
     weights = parts.pop() if group.attr("weighted") else None
     way, dtype = group.attr("way"), y.type.dtype
     kind, name, (V, C) = w.type(y.type), step.name, y.shape
     narrow = dtype.compute is not dtype or dtype.bits < 32
     none = literal(nothing(dtype, way), dtype.kind)
-    columns = "" if C == 1 else f", 0:{power(C)}"
+    columns = "" if C == 1 else f", n:n+{BN}"
     w.line(f"m = tile.group_id(0) * {BM}")
+    w.line(f"n = tile.group_id(1) * {BN}")
+    ahead = AHEAD if C <= FEW else SLICES
     for end, more in (("lo", ""), ("hi", " + 1")):
         w.line(f"s = tile.minimum(tile.arange(0, {BM}) + m{more}, {V})")
         w.line(f"{end} = tile.cast(tile.gather({capital(begin.name)}, s), {w.type(INT32)})", step)
@@ -239,47 +273,51 @@ def _runs_of_few(group: ScheduledGroup) -> KernelText:
     if parts:
         w.line(f"count = tile.where(count > {CHAIN}, 0, count)", step)
     w.line("most = tile.reduce_max(count)", step)
-    w.line(f"{name} = tile.full({_few(BM, C)}, {none}, {kind})", step)
-    with w.block(f"for j in range(0, most, {AHEAD}):"):
-        for r in range(AHEAD):
+    w.line(f"{name} = tile.full({_tile(group)}, {none}, {kind})", step)
+    with w.block(f"for j in range(0, most, {ahead}):"):
+        for r in range(ahead):
             w.line(f"at{r} = tile.where(j + {r} < count, lo + j + {r}, {order.shape[0]})", step)
             place = f"tile.gather({capital(order.name)}, at{r})"
             _place_row(w, group, f"p{r}", place)
             w.line(f"p{r} = tile.where(j + {r} < count, p{r}, {u.shape[0]})", step)
-        for r in range(AHEAD):
+        for r in range(ahead):
             rows = capital(u.name) + (f"[:{columns}]" if columns else "")
             w.line(f"r{r} = tile.gather({rows}, p{r}, fill={none})", step)
             if weights is not None:
-                value = f"r{r} * tile.gather({capital(weights.name)}, at{r})"
+                weight = f"tile.gather({capital(weights.name)}, at{r})"
+                value = f"r{r} * {weight}" + "[:, None]" * (C > 1)
                 w.line(f"r{r} = {stored_as(value, dtype, kind) if narrow else value}", step)
-        for r in range(AHEAD):
+        for r in range(ahead):
             total = COMBINE[way][0].format(name, f"r{r}")
             w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
     if parts:
-        _add_parts_of_few(w, group, kind, columns)
+        w.line(f"long = hi - lo > {CHAIN}", step)
+        with w.block("if tile.reduce_max(tile.where(long, 1, 0)) > 0:"):
+            _add_parts_together(w, group, kind, columns)
     w.line(f"{capital(y.name)}[m:m+{BM}{columns}] = {name}", step)
     return w.finish_operands([(o.shape[0],) if C == 1 else o.shape for o in w.operands])
 
 
-def _few(BM: int, C: int) -> str:
-    return f"({BM},)" if C == 1 else f"({BM}, {power(C)})"
+def _tile(group: ScheduledGroup) -> str:
+    BM, BN = group.schedule.m or 1, group.schedule.n
+    return f"({BM},)" if group.writes[0].shape[1] == 1 else f"({BM}, {BN})"
 
 
-def _add_parts_of_few(w: KernelWriter, group: ScheduledGroup, kind: str, columns: str) -> None:
-    """As `_add_parts`, a lane for each segment."""
-    (step,), parts, BM = group.steps, _operands(group)[3], group.schedule.n
+def _add_parts_together(w: KernelWriter, group: ScheduledGroup, kind: str, columns: str) -> None:
+    """As `_add_parts`, of several segments."""
+    (step,), parts = group.steps, _operands(group)[3]
+    long = "long[:, None]" if columns else "long"
     rows = capital(parts.name) + (f"[:{columns}]" if columns else "")
     w.line(f"first = lo // {CHAIN}", step)
-    w.line(f"long = hi - lo > {CHAIN}", step)
     w.line(f"last = tile.where(long, (hi + {CHAIN - 1}) // {CHAIN}, first)", step)
     w.line("most = tile.reduce_max(last - first)", step)
-    w.line(f"wide = tile.full({_few(BM, parts.shape[1])}, 0.0, {w.type(parts.type)})", step)
+    w.line(f"wide = tile.full({_tile(group)}, 0.0, {w.type(parts.type)})", step)
     with w.block("for j in range(0, most):"):
         w.line("block = first + j", step)
         w.line("slot = tile.where(j == 0, 2 * block + 1, 2 * block)", step)
         w.line(f"slot = tile.where(block < last, slot, {parts.shape[0]})", step)
         w.line(f"wide = wide + tile.gather({rows}, slot)", step)
-    w.line(f"{step.name} = tile.where(long, tile.cast(wide, {kind}), {step.name})", step)
+    w.line(f"{step.name} = tile.where({long}, tile.cast(wide, {kind}), {step.name})", step)
 
 
 def _add_parts(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
