@@ -37,6 +37,18 @@ def test_the_order_on_a_gpu_is_the_order(extents):
     np.testing.assert_array_equal(np.stack(made), np.stack(want)[..., 0])
 
 
+@pytest.mark.parametrize("order, outer, extents", [
+    ((0, 1), 0, (7, 1)), ((1, 0), 0, (1, 7)), ((0, 1), 1, (1, 7)), ((1, 0), 1, (7, 1))])
+def test_where_the_other_axis_has_one_tile_a_tile_is_found_by_its_number(order, outer, extents):
+    """What emitted programs rely on, without a division (emit/warp_specialised.py)."""
+    found = OPS["tile_order"].numpy(
+        np.arange(7)[:, None], np.array([[2]]), *(np.array([[n]]) for n in extents),
+        order=order, outer=outer)
+    strip = order[outer]
+    np.testing.assert_array_equal(found[strip][:, 0], np.arange(7))
+    assert not found[1 - strip].any()
+
+
 @given(lo=st.integers(0, 40), room=st.integers(-20, 200), start=st.integers(0, 200),
        less=st.integers(-40, 40))
 def test_a_warpgroup_begins_with_the_first_iteration_of_which_it_keeps_a_score(

@@ -221,9 +221,9 @@ def test_integers_are_dealt_by_digits_in_their_order(count, extent, block, bits,
     x = rng.standard_normal((count, 2)).astype(np.float32)
     ids = rng.integers(-extent, extent, count)
     fn = lambda x, ids: ts.segment_sum(x, ids, extent)  # noqa: E731
-    ((got,), (want,)) = lowered(fn, x, ids)
+    ((got,), (want,)) = both_ways(fn, x, ids)
     assert got.tobytes() == want.tobytes()
-    kinds = Counter(g.kind for g in program(fn, ts.tensor(x), ts.tensor(ids)).plan.groups)
+    kinds = Counter(g.kind for g in lowered(fn, ts.tensor(x), ts.tensor(ids)).plan.groups)
     digits = max(1, -(-(extent - 1).bit_length() // bits))
     assert kinds["digit_counts"] == kinds["digit_places"] == kinds["scan"] == digits
 
@@ -242,7 +242,7 @@ def test_segments_of_many_slices_beside_those_of_few(columns, busy, rng, monkeyp
     def fn(x, w, ids):
         return ts.segment_sum(x * w[:, None], ids, 200), ts.segment_min(x, ids, 200)
 
-    for got, want in zip(*lowered(fn, x, w, ids), strict=True):
+    for got, want in zip(*both_ways(fn, x, w, ids), strict=True):
         assert got.tobytes() == want.tobytes()
 
 
@@ -261,7 +261,7 @@ def test_lines_read_the_slices_that_they_add(shape, ids, axis, extent, dtype, rn
         lambda u, ids, op=op: apply(op, u, ids, axis=axis, extent=extent)
         for op in (SEGMENT_MAX, SEGMENT_MIN) if dtype != "bf16"]
     for fn in fns:
-        made = program(fn, u, places)
+        made = lowered(fn, u, places)
         assert "line_runs" in [g.kind for g in made.plan.groups]
         (got,) = made.run([u.array, places.array])
         want = fn(u, places).array
@@ -272,9 +272,9 @@ def test_the_gradient_of_picked_elements_of_matrices_is_one_kernel_behind_the_or
     i, j = (ts.tensor(a) for a in np.tril_indices(9, -1))
     z, u = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((300, 9, 9), (300, 36)))
     fn = lambda z, u, i, j: ts.vjp(lambda z: z[:, i, j], z)[1](u)  # noqa: E731
-    kinds = [g.kind for g in program(fn, z, u, i, j).plan.groups]
+    kinds = [g.kind for g in lowered(fn, z, u, i, j).plan.groups]
     assert "line_runs" in kinds and "segments" not in kinds
-    ((got, *_), (want, *_)) = lowered(fn, z, u, i, j)
+    ((got, *_), (want, *_)) = both_ways(fn, z, u, i, j)
     np.testing.assert_array_equal(got, want)
 
 
@@ -286,7 +286,7 @@ def test_tables_that_are_alike_are_put_in_order_side_by_side(rng):
     def fn(t, ids, u):
         return [ts.vjp(lambda t, n=n: t[ids[n]], t[n])[1](u[n]) for n in range(3)]
 
-    made = program(fn, t, ids, u)
+    made = lowered(fn, t, ids, u)
     assert len({g.batch for g in made.plan.groups if g.kind in ("order", "search")}) == 2
     for got, want in zip(made.run([t.array, ids.array, u.array]), ts.jit(fn)(t, ids, u),
                          strict=True):

@@ -233,7 +233,9 @@ def test_first_weights_are_asked_for_in_front_of_the_wait(rng):
         is_op(m, "ring_fill") for m in walk(n.then)))
     assert sum(isinstance(n, For) for n in walk(role.then)) == 2
     text = emit_program(made, parse_target("sm_90a"), ArgumentFacts()).source
-    assert "if tid >> 5 != 3:\n        dependents_wait()\n        dependents_launch()" in text
+    asked, synced, waited = map(text.index, (
+        "_ahead(map_W", "    cluster_arrive_relaxed()", "    dependents_wait()"))
+    assert asked < synced < waited, "and in front of the block's first barrier"
 
 
 @pytest.mark.parametrize("K, order, joined", [

@@ -13,6 +13,7 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type
+from ...op import GraphOp
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import ScheduledGroup
@@ -34,7 +35,7 @@ def schedule_line_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
     y = builder.operand(node.outputs[0])
     s = for_loop((prod(y.shape),), 64)
-    ways = {op: way for way, op in LINE_RUNS.items()}
+    ways: dict[GraphOp, str] = {op: way for way, op in LINE_RUNS.items()}
     builder.add(group.kind, y.shape, [builder.operand(v) for v in node.inputs], [y],
                 [builder.step(node)], s, (blocks(prod(y.shape), s.n),), way=ways[node.op])
 

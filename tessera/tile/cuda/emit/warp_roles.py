@@ -42,7 +42,6 @@ def _is_ahead(e: Emitter, op: Op) -> None:
 def _ring_ahead(e: Emitter, op: Op) -> None:
     h = specialised(e)
     ring = h.program.ring(op.attr["ring"])
-    h.waits_alone = True
     for name, view in zip(op.attr["loads"], op.args, strict=True):
         load = ring.load(name)
         map_, offsets, joined = map_of(h, ring, load, view)

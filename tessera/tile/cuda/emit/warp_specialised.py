@@ -23,7 +23,6 @@ from tessera.tile.cuda.intrinsics import exchanged_sums
 from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised
 from tessera.tile.cuda.lower.warp_specialised.divide import store_together
 from tessera.tile.cuda.lower.warp_specialised.program import (
-    AHEAD_WARP,
     DEALERS,
     MAIL_SLOTS,
     WARPGROUP,
@@ -96,7 +95,7 @@ class WarpSpecialisedEmitter(Emitter):
                           for r in program.rings}
         self.mail = (self.fresh("mail_at"), self.fresh("mail_phase"))
         self.exchange: ExchangedSums | None = None
-        self.waits_alone = False  # a warp does not wait for the kernel in front
+        self.ahead: list[EmittedLine] = []  # what stands in front of the first barrier
         self.waits_apart, self.waits = False, 0  # whether some consumers wait for all; of consumers
         for note in program.notes:
             self.note(note)
@@ -138,6 +137,8 @@ class WarpSpecialisedEmitter(Emitter):
     def branch(self, node: If) -> None:
         before, made = self.waits, self.made_by.get(node.cond)
         super().branch(node)
+        if is_op(made, "is_ahead"):
+            self.ahead, self.lines = self.lines, []
         if is_op(made, "has_sums") and not made.attr["all"] and self.waits > before:
             self.waits_apart = True
 
@@ -156,6 +157,7 @@ class WarpSpecialisedEmitter(Emitter):
     # --- the start of the kernel --------------------------------------------------------------
     def prologue(self) -> None:
         """Barriers of the rings, and positions: a producer finds all slots empty at phase 1."""
+        self.top += self.ahead
         prefetch = self.use("prefetch_map", "use('prefetch_map')")
         maps = [self.cached[repr(key)] for key in self.parameters if key[0] == "map"]
         first = [f"if {m} != 0: {prefetch}({m})" for m in maps]  # 0: of a tensor without elements
@@ -189,10 +191,7 @@ class WarpSpecialisedEmitter(Emitter):
         if self.dependent_launch:
             calls = [self.use(name, f"use('{name}')") + "()"
                      for name in ("dependents_wait", "dependents_launch")]
-            if self.waits_alone:
-                self.write(f"if {thread} >> 5 != {AHEAD_WARP}:", *(INDENT + c for c in calls))
-            else:
-                self.write(*calls)
+            self.write(*calls)
         if self.program.pipeline.divided > 1:  # who copies needs no other block
             self.write(f"if {role} != 0: {begun}()")
         for at, phase in positions:
@@ -292,7 +291,17 @@ def _tile_order(e: Emitter, op: Op) -> None:
     attr = op.attr
     make = specialised(e).deal("tile_order", attr["order"], attr["outer"], attr["reversed"])
     names = ", ".join(e.spelled[d.value] for d in op.outs)
-    e.line(f"{names} = {make}({', '.join(map(e.name, op.args))})")
+    whole = f"{names} = {make}({', '.join(map(e.name, op.args))})"
+    if len(op.outs) != 2 or attr["reversed"] is not None:
+        e.line(whole)
+        return
+    # Each quotient takes the one before, and a block's first copies wait for all of them.
+    tile, _, *extents = map(e.name, op.args)
+    strip = attr["order"][attr["outer"]]
+    places = ", ".join(tile if axis == strip else "i32(0)" for axis in (0, 1))
+    for line in (f"if {extents[1 - strip]} == 1:", f"{INDENT}{names} = {places}", "else:",
+                 f"{INDENT}{whole}"):
+        e.line(line)
 
 
 @emits("part_number")

@@ -30,7 +30,7 @@ FEWEST_REGISTERS = 24  # of a lane that only copies (setmaxnreg)
 # Of a thread that brings rows into the order of codes, where several blocks share them, or one.
 DEALING_REGISTERS = 56, 96
 BESIDE_REGISTERS = 40  # of a thread that copies what any loop and its tables say
-AHEAD_REGISTERS = 56  # of a thread that asks L2 for weights: a short loop is unrolled
+AHEAD_REGISTERS = 56  # of a thread that copies where weights come early: its loop is unrolled
 
 
 def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,

@@ -137,9 +137,9 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     ahead = ahead_of(producer, rings, maker, pipeline.ahead)
     producer = (*producer, *drains(rings, maker))
     producer, _ = maker.copy(producer, {})
-    fills = (*_by_some("is_first", producer, maker), *_by_some("is_dealer", dealer, maker),
-             *_by_some("is_ahead", ahead, maker))
-    whole = replace(function, body=_roles(fills, consumer, pipeline, maker))
+    fills = (*_by_some("is_first", producer, maker), *_by_some("is_dealer", dealer, maker))
+    whole = replace(function, body=(*_by_some("is_ahead", ahead, maker),
+                                    *_roles(fills, consumer, pipeline, maker)))
     whole = verify(shorten_names(simplify(whole)))
     assert pipeline.warpgroups is not None
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
