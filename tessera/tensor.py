@@ -364,9 +364,7 @@ class Tensor(Operators):
             function = {name: f"ts.{name}(x)"} if name in FUNCTIONS else {}
             raise UnknownNameError(f"a tensor has no attribute {name!r}", name, _attributes,
                                    {**function, **METHODS})
-        if name in PROPERTIES:
-            return op(self)
-        return MethodType(op, self)
+        return op(self) if name in PROPERTIES else MethodType(op, self)
 
     def __getitem__(self, index: Any) -> Tensor:
         return OPERATORS["__getitem__"](self, index)

@@ -294,7 +294,7 @@ CASES: dict[str, Case] = {
     "sums of wide slices": Case(lambda u, i: ts.segment_sum(u, i, 300), ((1100, 260),), terms=32,
                                 kinds="segments", ids=(9, (1100,), "int32")),
     "sums of many slices": Case(lambda u, i: ts.segment_sum(u, i, 9), ((4500, 20),), terms=128,
-                                kinds="loop order gather search parts runs",
+                                kinds="loop order search parts runs",
                                 ids=(9, (4500,), "int32")),
     "sums of many slices of bf16": Case(lambda u, i: ts.segment_sum(u, i, 60), ((4500, 20),),
                                         "bf16", "bf16", terms=90, ids=(60, (4500,), "int64")),

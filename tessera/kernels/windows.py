@@ -51,7 +51,7 @@ def gradient_axis(extent: int, places: int, window: int, stride: int, dilation: 
     """For a thread that has a patch of elements. Element r of window w is w stride + r dilation -
     before: that of window p step + c from there on is element p patch + q of the image, whatever p
     is."""
-    times = min(-(-LEAST // stride), -(-extent // stride))
+    times = 1 if window == stride == 1 else min(-(-LEAST // stride), -(-extent // stride))
     patch = times * stride
     meets = sorted(
         (r, (q + before - r * dilation) // stride, q) for q in range(patch) for r in range(window)

@@ -333,7 +333,7 @@ def test_launches_of_a_step_of_gpt2():
     assert len(optimizer_launches) <= 6  # by whether it decays, and what makes the gradient
     casts = [g for g in groups if [s.op for s in g.steps] == ["cast"] and g.kind == "loop"]
     assert max(Counter(g.batch for g in casts).values()) >= 12  # of all weights of layers
-    assert len(plan.launches) < 0.6 * len(groups)
+    assert len(plan.launches) < 0.65 * len(groups)
 
 
 def test_each_recorded_graph_reads_tables_of_its_own(gpu, driver, rng, apart):

@@ -211,6 +211,13 @@ def summed(x: ts.Tensor["N", f32], y: ts.Tensor["N", f32]):
 
 
 @ts.kernel
+def halved(x: ts.Tensor["N", bf16], y: ts.Tensor["N", bf16]):
+    a = ts.tile.cast(ts.tile.load(x[0:512]), f32)
+    b = ts.tile.cast(ts.tile.cast(a * a, bf16), f32)
+    y[0:512] = ts.tile.cast(ts.tile.cast(ts.tile.cast(b + a, bf16), f32) * a, bf16)
+
+
+@ts.kernel
 def waiting(x: ts.Tensor["N", f32]):
     ts.tile.grid_dependency_wait()
     x[0:512] = ts.tile.full((512,), 1.0)
@@ -284,6 +291,8 @@ FIELDS: dict[str, Field] = {
                             "groups of a cluster: 1"),
     "most_cluster_groups": Field(8, lambda: f"parts of a cluster: {decode_parts()}",
                                  "parts of a cluster: 8"),
+    "bf16_pairs": Field(False, lambda: text(emitted(halved, ones(bf16, 512), ones(bf16, 512))),
+                        "= to_bf16("),
     "vector_sums": Field(False, lambda: text(emitted(summed, ones(f32, 512), ones(f32, 512))),
                          "0, 1, ("),
     "warp_matmul.formats": Field(("f16",), gemm, "by threads", without_wgmma),

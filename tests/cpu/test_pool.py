@@ -246,3 +246,29 @@ def test_a_mean_of_windows_and_its_gradient_are_divided_once(k, rng) -> None:
     for f, args in ((pool, [x]), (back, [x, ts.tensor(g)])):
         made = CudaProgram(ts.jit(f).graph(*args), "sm_90a").run(args)[0]
         np.testing.assert_array_equal(made, want if f is back else np.ones((1, 2, 2, 3)))
+
+
+def pooled_between(w: Any, v: Any, x: Any) -> Any:
+    """Of images whose channels lie together from one convolution to the next."""
+    y = ts.max_pool2d(ts.relu(ts.conv2d(x, w, padding=1)), 3, 2, 1)
+    y = ts.max_pool2d(ts.conv2d(y, v, padding=1), 2)
+    return ts.mean(ts.cast(y, "f32") ** 2)
+
+
+def test_windows_of_channels_that_lie_together(rng) -> None:
+    """Threads beside each other have neighbours in memory: channels, as an axis of their own."""
+    w, v, x = (ts.tensor(rng.standard_normal(s).astype(np.float32), "bf16")
+               for s in ((16, 8, 3, 3), (8, 16, 3, 3), (2, 8, 12, 13)))
+    step = ts.jit(ts.value_and_grad(pooled_between, argnums=(0, 1, 2)))
+    program = CudaProgram(step.graph(w, v, x), "sm_90a")
+    calls = [c for n in program.launches if (c := getattr(getattr(n, "shared", None), "call", None))
+             and c.kernel.__name__ in ("reduce_windows", "window_max_gradient")]
+    assert len(calls) == 3
+    want, slopes = step(w, v, x)
+    got = program.run([w.array, v.array, x.array])
+    for made, y in zip(got, (want, *slopes), strict=True):
+        assert_close(made, y.array.astype(np.float64), "bf16", n=64)
+    spaces = [g.space for g in program.plan.groups if g.kind == "elements"]
+    assert (2, 3, 3, 8) in spaces  # windows that share nothing, by elements
+    form = str(calls[0])
+    assert form.count("AxisForm") == 3 and "AxisForm(extent=16, places=16, patch=1," in form

@@ -75,7 +75,7 @@ from .passes.stored_scans import scans_of_stored
 from .passes.transpose_codes import write_transposed_codes
 from .passes.weighted_means import divide_last
 from .passes.window_kernels import sink_transposes
-from .passes.window_launches import open_windows, share_reads, spread_windows
+from .passes.window_launches import launch_windows, open_windows, spread_windows
 from .passes.window_reductions import reduce_windows
 from .program.host_keys import open_keys
 from .program.node_kernels import drop_overwritten
@@ -243,7 +243,6 @@ PIPELINE: list[Callable[..., Any]] = [
     canonicalize,
     merge_common,
     reduce_windows,
-    share_reads,
     spread_windows,
     join_parts,
     multiply_in_f64,
@@ -263,6 +262,8 @@ PIPELINE: list[Callable[..., Any]] = [
     merge_exchanges,
     canonicalize,
     sink_transposes,
+    launch_windows,
+    drop_overwritten,
     read_matrices_as_they_lie,
     multiply_narrow,
     open_packed,

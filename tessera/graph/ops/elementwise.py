@@ -135,12 +135,6 @@ def elementwise(
     )
 
 
-def _over(b: Tensor) -> Any:
-    """The partial of a / b by a. By a number the cotangent is divided, as a is: 1 / b is rounded
-    itself. By rows or columns it is a product with one quotient for each."""
-    return Choosing(lambda g: g / b) if b.ndim == 0 else lambda: 1.0 / b
-
-
 # --- arithmetic -------------------------------------------------------------------------------
 ADD = elementwise("add", np.add, "{0} + {1}", lambda y, a, b: (ONE, ONE), arity=2,
                   linear="joint", doc="a + b")
@@ -152,7 +146,8 @@ MUL = elementwise("mul", np.multiply, "{0} * {1}", lambda y, a, b: (lambda: b, l
                   hint="an overflow, or 0 * inf: in a gradient, a branch that ts.where did not "
                        "choose")
 DIV = elementwise("div", np.true_divide, "{0} / {1}",
-                  lambda y, a, b: (_over(b), lambda: -(y / b)), arity=2, draw="positive",
+                  lambda y, a, b: ((lambda: 1.0 / b) if b.ndim else Choosing(lambda g: g / b),
+                                   lambda: -(y / b)), arity=2, draw="positive",
                   linear="first", doc="a / b",
                   hint="the divisor holds 0: add an epsilon, or select the divisor with ts.where "
                        "first")
@@ -594,8 +589,7 @@ def _round_integers(x: Tensor, unit: int) -> Tensor:
     wide = F.cast(c, "int64")
     below = floor_divide(wide, unit)
     twice = (wide - below * unit) * 2
-    odd = equal(remainder(below, 2), 1)
-    up = greater(twice, unit) | (equal(twice, unit) & odd)
+    up = greater(twice, unit) | (equal(twice, unit) & equal(remainder(below, 2), 1))
     whole = (below + F.cast(up, "int64")) * unit
     return F.cast(clip(whole, int(numeric.dtype.min), int(numeric.dtype.max)), numeric)
 

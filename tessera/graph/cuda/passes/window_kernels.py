@@ -28,13 +28,14 @@ from ....tile.ops.windows import Windows
 from ... import functions as F
 from ...expand import Rule
 from ...ir import Graph, Node, Value
-from ...op import GraphOp
+from ...op import Aval, GraphOp
 from ...operand import convert
 from ...ops.contract import matmul_compute
 from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 from ...simplify import Rewriter, rebuild, remove_dead
 from .data_movement import is_plain_loop
 from .space_to_depth import Patches, filters_from, filters_of, patches_of
+from .window_launches import with_channels_last
 
 F32 = as_type("f32")
 STEPS = 64, 32, 16  # channels of 16 bits that a copy may bring of a pixel, and depths of a step
@@ -269,6 +270,8 @@ def sink_transposes(graph: Graph) -> Graph:
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if len(node.outputs) != 1 or not any(_is_channels_first(rw, v) for v in inputs):
             return None
+        if (attrs := with_channels_last(node)) is not None and _is_channels_first(rw, inputs[-1]):
+            return _of_windows(rw, node, inputs, attrs)
         if node.op.reduction and len(inputs) == 1 and "axis" in node.attrs:
             return _reduced(rw, node, inputs[0])
         if is_plain_loop(node) and node.outputs[0].aval.ndim == 4:
@@ -298,6 +301,14 @@ def _channels_last(rw: Rewriter, v: Value) -> Value:
     if v.aval.ndim < 4:
         v = rw.emit("reshape", v, shape=(1,) * (4 - v.aval.ndim) + tuple(v.aval.shape))
     return rw.emit("transpose", v, axes=TO_BACK)
+
+
+def _of_windows(rw: Rewriter, node: Node, inputs: tuple[Value, ...], attrs: dict[str, Any]
+                ) -> Value:
+    shape = node.outputs[0].aval.shape
+    out = Value(Aval(tuple(shape[a] for a in TO_BACK), node.outputs[0].aval.type))
+    rw.add(Node(node.op, tuple(_channels_last(rw, v) for v in inputs), attrs, (out,), rw.where))
+    return rw.emit("transpose", out, axes=TO_FRONT)
 
 
 def _reduced(rw: Rewriter, node: Node, x: Value) -> Value | None:

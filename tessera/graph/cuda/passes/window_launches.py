@@ -3,6 +3,11 @@
     cast(window_max_vjp(cast(g), cast(x)))         ->  a launch, a thread for each patch of x
     cast(window_spread(div(cast(g), number)))      ->  window_spread of its own, by elements
     window_max(x)                                  ->  a launch, where windows overlap
+    window_max(transpose(x))                       ->  transpose(window_max(x)), by three axes
+
+Images whose channels lie together have windows of one channel along a third axis: threads beside
+each other have neighbours in memory. By planes each read a sector of its own: the largest of 3 x 3
+in steps of 2 of [64, 64, 112, 112] took 604 us, its gradient 1,900 (bf16, H200, 2026-11-28).
 
 Gradients that are neither open into smaller ops.
 """
@@ -81,8 +86,25 @@ def spread_windows(graph: Graph) -> Graph:
 
     graph = rebuild(graph, begun)
     read = uses(graph)
-    return expand_by(remove_dead(rebuild(graph, rounded)), lambda node: (
-        _launched(node.outputs[0].aval.type) if node.op is GRADIENT else None))
+    return remove_dead(rebuild(graph, rounded))
+
+
+def launch_windows(graph: Graph) -> Graph:
+    """The graph with gradients of largest elements, and windows that share elements, as launches.
+    Stands behind the passes that say how images lie."""
+    return expand_by(graph, lambda node: (
+        _launched(node.outputs[0].aval.type) if node.op is GRADIENT
+        else _reduced(node) if _overlaps(node) else None))
+
+
+def with_channels_last(node: Node) -> dict[str, Any] | None:
+    """The attributes of an op on windows of images where the channels are a third axis, the last;
+    None for other ops."""
+    if node.op not in (*WINDOWS.values(), GRADIENT) or len(node.attrs["window"]) != 2 or (
+            node.outputs[0].aval.ndim != 4):
+        return None
+    more = {"window": 1, "stride": 1, "dilation": 1, "before": 0, "padding": (0, 0)}
+    return {k: (*v, more[k]) if k in more else v for k, v in node.attrs.items()}
 
 
 def _emitted(rw: Rewriter, node: Node, op: Any, inputs: tuple[Value, ...], to: Any,
@@ -155,14 +177,9 @@ def _launched(to: Any) -> Any:
 
 
 # --- windows that overlap ------------------------------------------------------------------------
-def share_reads(graph: Graph) -> Graph:
-    """Windows that overlap by threads that have some of them: each element that they share is read
-    once. The largest of 3 x 3 in steps of 2 takes 25 reads for four windows, where one by one it
-    takes 36."""
-    return expand_by(graph, lambda node: _reduced(node) if _overlaps(node) else None)
-
-
 def _overlaps(node: Node) -> bool:
+    """Whether threads that have some of the windows read each element that these share once. The
+    largest of 3 x 3 in steps of 2 takes 25 reads for four windows, where one by one it takes 36."""
     if node.op not in WINDOWS.values() or len(node.attrs["window"]) > AXES:
         return False
     (x,), (y,) = node.inputs, node.outputs
@@ -226,4 +243,4 @@ def _element(g: Aval, spatial: Ints, window: Ints, stride: Ints, dilation: Ints,
 SPREAD = library_call("window_spread", element=_element, flops=per_operand)
 
 
-__all__ = ["open_windows", "share_reads", "spread_windows"]
+__all__ = ["launch_windows", "open_windows", "spread_windows", "with_channels_last"]
