@@ -40,7 +40,7 @@ check: $(VENV)/test.stamp  ## ruff and mypy only
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy || { [ $$? -eq 2 ] && $(BIN)/mypy --num-workers 0; }
 
-bench: $(VENV)/run.stamp  ## overhead and training speed; ARGS="--torch-python PATH" beside PyTorch
+bench: $(VENV)/run.stamp  ## overhead and training speed; ARGS="--ours" without PyTorch
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/train_speed.py $(ARGS)
 
