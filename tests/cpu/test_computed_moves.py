@@ -290,3 +290,13 @@ def test_places_in_other_extents(shape, data):
         made = np.broadcast_to(eval(place.text, dict(names)), shape)
         assert (made == exact).all(), place.text
         assert place.least <= made.min() and made.max() <= place.most
+
+
+def test_a_transposition_of_short_rows_that_is_a_result(rng):
+    """Matmuls read one as it lies; a result is written in its order, by no tiles of short sides."""
+    x = normal(rng, 64, 48, 4)
+    kinds, (got,), (want,) = run(lambda x: ts.transpose(x, (0, 2, 1)), x)
+    assert kinds == ["computed"]
+    np.testing.assert_array_equal(got, want.array)
+    kinds, _, _ = run(lambda x: ts.transpose(x, (0, 2, 1)) @ x, x)
+    assert "computed" not in kinds

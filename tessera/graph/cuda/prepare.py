@@ -263,7 +263,7 @@ PIPELINE: list[Callable[..., Any]] = [
     canonicalize,
     sink_transposes,
     launch_windows,
-    drop_overwritten,
+    drop_overwritten,  # of windows: results are written whole
     read_matrices_as_they_lie,
     multiply_narrow,
     open_packed,

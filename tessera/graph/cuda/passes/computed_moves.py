@@ -111,7 +111,8 @@ def compute_moves(graph: Graph) -> Graph:
         found = _followed(maker, stays, inside, node.outputs[0])
         if found is None or not found.saves() or not found.is_close():
             return None
-        if not found.loops and _is_read_as_it_lies(node, readers):
+        if not found.loops and node.outputs[0] not in results and _is_read_as_it_lies(
+                node, readers):
             return None
         reduced = not inside.isdisjoint(found.nodes) or node.outputs[0] not in results and any(
             n.op.reduction or n in again for n in readers[node.outputs[0]])

@@ -7,7 +7,7 @@ from math import prod
 from ...ir import Graph, Node, Value, value_bytes
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import is_last_axis_reduction, loop_space
-from ..choose_schedule import blocks, power
+from ..choose_schedule import SECTOR, blocks, full_block, power
 from ..kernels.scatters import WRITE_LAST
 from ..kernels.spell import is_stored, template
 from .data_movement import is_plain_loop
@@ -110,9 +110,9 @@ def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def column_block(extent: int) -> int:
-    """The size of blocks of columns that has the fewest beyond the end."""
-    sizes = [LEAST_ROW << i for i in range(5) if LEAST_ROW << i <= max(LEAST_ROW, power(extent))]
-    return min(reversed(sizes), key=lambda n: blocks(extent, n) * n)
+    """The size of blocks of columns that has the fewest beyond the end, of LEAST_ROW or more."""
+    return full_block(extent, min(16 * LEAST_ROW, max(LEAST_ROW, power(extent))),
+                      16 * SECTOR // LEAST_ROW)
 
 
 __all__ = ["MOVES", "PICKS", "column_block", "in_memory", "is_followed", "rows_and_columns"]

@@ -62,7 +62,7 @@ def open_windows(graph: Graph) -> Graph:
 
 
 def spread_windows(graph: Graph) -> Graph:
-    """The graph with gradients of pooling as launches and elements of their own."""
+    """The graph with gradients of pooling as ops of kernels here, which read what is stored."""
     def begun(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op is WINDOW_MAX_VJP:
             return _emitted(rw, node, GRADIENT, tuple(_stored(rw, v) for v in inputs),
