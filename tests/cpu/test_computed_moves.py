@@ -87,6 +87,11 @@ def turned_part(x: Any, c: Any, s: Any) -> Any:
     return y * c + ts.concatenate([-y[..., 32:64], y[..., :32], y[..., 64:]], axis=-1) * s
 
 
+def wide(x: Any) -> Any:
+    both = ts.concatenate([x, x])
+    return ts.concatenate([ts.roll(ts.sigmoid(both), -2, 0), both, both * 2], axis=1)
+
+
 CASES = {
     "rope of neighbours": (turned, [(2, 3, 5, 128), (5, 64), (5, 64)], ["computed"]),
     "rope of few neighbours": (turned, [(2, 3, 5, 6), (5, 3), (5, 3)], ["computed"]),
@@ -100,6 +105,7 @@ CASES = {
     "channels first": (lambda x, m, s: ts.transpose((x - m) / s, (0, 3, 1, 2)),
                        [(2, 5, 16, 3), (3,), (3,)], ["computed"]),
     "mirrored": (lambda x: ts.flip(x, (0, 2)) + 2 * x, [(3, 4, 65)], ["computed"]),
+    "parts wider than a block": (wide, [(3, 2048)], ["computed"]),
     "of one column": (lambda x: ts.pad(x[:, ::3] * 2, ((0, 0), (2, 1))), [(130, 1)], ["computed"]),
 }
 
@@ -133,6 +139,12 @@ PICKS = {
     "probabilities of tokens": (probabilities, [(7, 300)], ((7,), 300), ["rows", "computed"]),
     "scaled embedding": (lambda t, p, k: t[k] * 8 + p, [(11, 64), (9, 64)], ((9,), 11),
                          ["computed"]),
+    "of each column, of what is joined": (
+        lambda x, y, k: ts.take_along_axis(ts.concatenate([x, y], axis=1), k, 0),
+        [(3, 5, 128), (3, 5, 128)], ((4, 10, 128), 3), ["computed"]),
+    "of each column, mirrored": (
+        lambda x, k: ts.take_along_axis(ts.flip(ts.tanh(x), 1) + 1, k, 0),
+        [(5, 6, 128)], ((4, 6, 128), 5), ["computed"]),
     "bilinear": (lambda x, k: ts.interpolate(x, scale_factor=2, mode="bilinear"), [(2, 3, 8, 8)],
                  ((1,), 2), ["computed"]),
 }

@@ -104,7 +104,9 @@ class _Computed:
         self.group, self.w, self.texts = group, KernelWriter(group), templates(group)
         (self.R, self.C), (self.y,) = group.attr("extents"), group.writes
         BM, BN = group.schedule.m or 1, group.schedule.n
-        self.cut = group.steps[-1].op == "parts"  # whether a block has all parts of its rows
+        parts = len(group.steps[-1].args) if group.steps[-1].op == "parts" else 1
+        self.width = self.C // parts  # of a part of a row; a block has these columns of all parts
+        self.cut = self.width == BN and parts > 1  # whether it has all columns of its rows
         self.own_row = " + ".join(_identity(self.y.shape[:-1]))
         columns = f"0:{BN}" if self.cut else f"n:n+{BN}"
         self.b = FrameBlock(Frame((self.R, self.C), ((0,), (1,))), f"m:m+{BM}", columns, (), BM, BN,
@@ -155,7 +157,7 @@ class _Computed:
 
     def parts(self, s: GroupStep) -> None:
         for i, name in enumerate(s.args):
-            self.store(self.columns(i * self.b.BN), self.b.held[name])
+            self.store(self.columns(i * self.width), self.b.held[name])
 
     def passed(self, o: GroupOperand) -> tuple[int, ...]:
         size, form = prod(o.shape), self.forms.get(o.name, "same")

@@ -171,6 +171,7 @@ class _Followed:
         self.width = 0  # of a part of a row
         self.places: list[ElementPlace] = []  # that are read, as numbers of elements
         self.conditions: list[str] = []
+        self.by_columns: list[str] = []  # integers that pick, and differ along the columns
 
     def follow(self, groups: list[tuple[int, ...]], width: int = 0) -> None:
         """groups: axes that are one of the kernel. The last of them stands for all (`merged`).
@@ -276,14 +277,18 @@ class _Followed:
         return self.add(ElementStep("read", (self.operands.index(v),), at=(where,),
                                     type=v.aval.type))
 
+    @property
+    def columns(self) -> re.Pattern[str]:
+        """What differs along the columns of a block, in a text of places."""
+        return re.compile(rf"\b({'|'.join((f'o{len(self.shape) - 1}', *self.by_columns))})\b")
+
     def where(self, at: Places, shape: tuple[int, ...], guards: tuple[str, ...]) -> At:
-        last = f"o{len(self.shape) - 1}"
+        last, columns = f"o{len(self.shape) - 1}", self.columns
         self.places.append(flat(at, shape))
         self.conditions += guards
         whole = merged(self.places[-1])
         made = At(whole.text, _all_of(guards))
         R, C = rows_and_columns(self.shape)
-        columns = re.compile(rf"\b{last}\b")
         if R == 1 or not shape:
             return made
         rows = _all_of(tuple(g for g in guards if not columns.search(g)))
@@ -356,9 +361,9 @@ class _Followed:
         """What was written last at a place, else what was there."""
         (x, last, u), axis = node.inputs, node.attrs["axis"]
         which = self.make(last, (at[axis],), guards)
-        name = f"i{len(self.steps)}"
-        made = self.add(ElementStep("index", (which,), name, type=last.aval.type,
-                                    ids=tuple(id_of(node).split()), where=line_of(node.where)))
+        made = self.picked(ElementStep("index", (which,), type=last.aval.type,
+                                       ids=tuple(id_of(node).split()), where=line_of(node.where)),
+                           (at[axis],))
         name = self.steps[made].text
         n = extents_of(u)[axis]
         place = replace(ElementPlace.of(name, n), guarded=True)
@@ -376,10 +381,16 @@ class _Followed:
             checked = self.add(ElementStep("op", (own,), name="check_index", type=ids.aval.type,
                                            attrs=tuple(sorted(attrs.items())), ids=of,
                                            where=where))
-            name = f"i{len(self.steps)}"
-            self.known[key] = self.add(ElementStep("index", (checked,), name, type=ids.aval.type,
-                                                   ids=of, where=where))
+            self.known[key] = self.picked(ElementStep(
+                "index", (checked,), type=ids.aval.type, ids=of, where=where), at)
         return ElementPlace.of(self.steps[self.known[key]].text, extent)
+
+    def picked(self, step: ElementStep, at: Places) -> int:
+        """An integer that lies at such places, by a name of its own."""
+        name = f"i{len(self.steps)}"
+        if any(self.columns.search(p.text) for p in at):
+            self.by_columns.append(name)
+        return self.add(replace(step, text=name))
 
     # --- choices ------------------------------------------------------------------------------
     def choose(self, node: Node, condition: str, one: int, other: int) -> int:
