@@ -180,7 +180,7 @@ def test_algorithms_mean_the_same_in_ops_of_the_graph(monkeypatch, pytestconfig)
     with compared(monkeypatch) as seen:
         for program in (p for name in ("sequences", "solvers", "tables") for p in read(name)):
             program.run(pytestconfig.option.seed)
-    assert seen["told"] > 50, seen
+    assert seen["told"] > 40, seen
 
 
 # --- branches that are not taken ------------------------------------------------------------------
