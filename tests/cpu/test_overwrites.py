@@ -426,7 +426,7 @@ def test_the_proof_refuses_a_loop_that_writes_elsewhere(monkeypatch: pytest.Monk
 
 
 def test_a_result_over_numbers_of_another_type(rng):
-    """Bits of packed weights that become floats where they lie, while another part is still read."""
+    """Packed bits become floats where they lie, while another part of them is still read."""
     def halves(q, w):
         h = (q @ q) & 15
         scaled = ts.tanh(ts.cast(h[:32], "f32")) * 0.5
