@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -76,3 +78,30 @@ def test_a_gradient_through_updates(rng):
     both = ts.jit(ts.vmap(ts.grad(lambda x: ts.sum(f(x) ** 2))))(ts.tensor(np.stack([x, 2 * x])))
     one = ts.grad(lambda x: ts.sum(f(x) ** 2))(ts.tensor(2 * x))
     np.testing.assert_allclose(both.numpy()[1], one.numpy(), rtol=1e-12)
+
+
+LARGE = ts.tensor(np.arange(20.0).reshape(4, 5))
+STARTS = {
+    "a view": lambda n: LARGE[:, 2],
+    "a captured tensor": lambda n: LARGE,
+    "a constant": lambda n: ts.zeros(4, "f64"),
+    "one number repeated": lambda n: ts.broadcast_to(n, (4, 3)),
+}
+
+
+@pytest.mark.parametrize("poison", [False, True])
+@pytest.mark.parametrize("name", STARTS)
+def test_what_a_carry_starts_as_stays(name, poison):
+    f = ts.jit(lambda n: ts.fori_loop(0, 4, lambda i, y: put(y, i, y[i] + n), STARTS[name](n)))
+    with config.scope(poison=poison):
+        for n in (5.0, 1.0):
+            start = np.asarray(STARTS[name](ts.tensor(n, "f64")).numpy())
+            assert np.array_equal(f(ts.tensor(n, "f64")).numpy(), start + n)
+    assert np.array_equal(LARGE.numpy(), np.arange(20.0).reshape(4, 5))
+
+
+def test_calls_of_several_threads():
+    f = ts.jit(lambda x: ts.fori_loop(0, 50, lambda i, y: put(y, i, y[i] * 2.0 + x[0]), x))
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(f, [ts.full((50,), float(k % 8)) for k in range(32)]))
+    assert [set(y.tolist()) for y in made] == [{3.0 * (k % 8)} for k in range(32)]
