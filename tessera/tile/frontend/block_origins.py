@@ -36,13 +36,13 @@ def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
                 t, body, name)):
             written.add(dim)
         if dim in written:
-            size = block_size(t, said, name)
+            size = block_size(t, body, said, name)
             axis = t.grid.axis(dim, size)
             start = t.ir.arithmetic("mul", (t.grid.group_coordinate(axis), size))
             t.grid.origins[dim] = t.env[name] = t.ir.named(start, name)
     for name, dim in used.items():
         if dim not in written:
-            body = _serial(t, body, name, dim, block_size(t, said, name))
+            body = _serial(t, body, name, dim, block_size(t, body, said, name))
     t.position.node = t.position.source.tree
     return body
 
@@ -198,18 +198,12 @@ def _first_use(body: list[ast.stmt], name: str) -> Any:
     return next(n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name)
 
 
-def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
-    """The extent of the blocks: c of x : x + c, or the bound of the range added to x; 1 where x
-    alone is an index of what is written, or of all that is read; n / c of c x : c x + n."""
-    sizes: dict[int | None, Any] = _sliced(t, body, name)
+def block_size(t: KernelTracer, body: list[ast.stmt], said: list[ast.stmt], name: str) -> int:
+    """The extent of the blocks, as the body tells it; where it does not, as it does with names
+    written out, `said`."""
+    sizes = _sizes(t, body, name)
     if not sizes:
-        sizes = _added_ranges(t, body, name)
-        stored = {id(n) for s in body for n in ast.walk(s)
-                  if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
-        for n in _indexed(body, name):
-            if not sizes or id(n) in stored:
-                sizes[1] = n
-    sizes = sizes or _multiples(t, body, name) or _positions(t, body, name)
+        body, sizes = said, _sizes(t, said, name)
     if len(sizes) > 1:
         t.position.node = list(sizes.values())[-1]
         t.fail(f"blocks of {' and '.join(map(str, sizes))} begin at {name}",
@@ -224,6 +218,20 @@ def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
     assert size is not None
     _require_blocks_stored(t, body, name, size)
     return size
+
+
+def _sizes(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
+    """c of x : x + c, or the bound of the range added to x; 1 where x alone is an index of what is
+    written, or of all that is read; n / c of c x : c x + n; c of x + arange(c)."""
+    sizes = _sliced(t, body, name)
+    if not sizes:
+        sizes = _added_ranges(t, body, name)
+        stored = {id(n) for s in body for n in ast.walk(s)
+                  if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
+        for n in _indexed(body, name):
+            if not sizes or id(n) in stored:
+                sizes[1] = n
+    return sizes or _multiples(t, body, name) or _positions(t, body, name)
 
 
 def _require_blocks_stored(t: KernelTracer, body: list[ast.stmt], name: str, size: int) -> None:
