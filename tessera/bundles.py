@@ -21,6 +21,7 @@ import os
 import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from .tile.launch.machine_code import GIVEN, compiler_hash
 
 FORMAT, VERSION = "tessera-function", 1
 MANIFEST, GRAPH = "manifest.json", "graph.txt"
+STARS = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 KINDS = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}
 
 
@@ -92,6 +94,9 @@ def contents(compiled: JitFunction, args: tuple, kwargs: dict[str, Any]
     """What the file of a function says, and its entries by name."""
     traced = compiled.traced(*args, **kwargs)
     manifest = _described(compiled.name, traced)
+    kinds = {} if compiled.signature is None else {
+        n: STARS[p.kind] for n, p in compiled.signature.parameters.items() if p.kind in STARS}
+    manifest["stars"] = {n: kinds[n] for n in manifest["parameters"] if n in kinds}
     files = {GRAPH: print_graph(traced.graph).encode()}
     for i, (_, t) in enumerate(traced.graph.captures):
         files[f"tensors/{i}"] = tensor_bytes(t)
@@ -226,13 +231,29 @@ class LoadedFunction:
         on = f" on {_mesh_label(self.manifest['mesh'])}" if self.manifest["mesh"] else ""
         return f"LoadedFunction {self.name}({names}){on}"
 
+    def _bound(self, names: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name; those behind *args and **kwargs as one."""
+        stars = self.manifest.get("stars", {})
+        rest, more = _by_star(stars, "*"), _by_star(stars, "**")
+        plain = [n for n in names if n not in stars]
+        first = plain if rest is None else plain[:names.index(rest)]
+        bound = dict(zip(first, args, strict=False))
+        given = {n: x for n, x in kwargs.items() if more is None or n in plain}
+        if bound.keys() & kwargs.keys() or given.keys() - set(plain) or (
+                rest is None and len(args) > len(first)):
+            shown = ", ".join(stars.get(n, "") + n for n in names)
+            raise ArgumentError(f"{self.name} was exported with the arguments {shown}")
+        bound |= given
+        if rest is not None:
+            bound[rest] = args[len(first):]
+        if more is not None:
+            bound[more] = {n: x for n, x in kwargs.items() if n not in plain}
+        return bound
+
     def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors of a call, which are such as it was exported for."""
         names, wanted = self.manifest["parameters"], self.manifest["leaves"]
-        bound = dict(zip(names, args, strict=False)) | kwargs
-        if len(args) > len(names) or len(args) + len(kwargs) != len(bound) or \
-                bound.keys() - set(names):
-            raise ArgumentError(f"{self.name} was exported with the arguments {', '.join(names)}")
+        bound = self._bound(names, args, kwargs)
         fixed = {leaf["name"]: leaf["fixed"] for leaf in wanted if "fixed" in leaf} | bound
         bound = {n: fixed[n] for n in names if n in fixed}
         flat, structure = tree.flatten(bound)
@@ -247,6 +268,10 @@ class LoadedFunction:
                 raise ArgumentError(f"{self.name}: a tensor lies on {x.layout.mesh}, it was "
                                     f"exported for {_mesh_label(self.manifest['mesh'])}")
         return found
+
+
+def _by_star(stars: Mapping[str, str], star: str) -> str | None:
+    return next((n for n, s in stars.items() if s == star), None)
 
 
 def _fit(name: str, leaf: Any, about: Mapping[str, Any]) -> Tensor | None:

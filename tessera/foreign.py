@@ -182,9 +182,27 @@ TILE: Mapping[str, str] = {
     "histogram": "ts.tile.scatter(counts, bins, 1, mode='add')",
     "associative_scan": "ts.tile.scan(t, combine, axis)", "topk": "-ts.tile.smallest(-t, k)",
     "atomicCAS": "ts.tile.atomic_cas(x, index, expected, value)",
-    **dict.fromkeys(("cat", "concat", "concatenate", "hstack", "vstack", "join", "split", "flip"),
+    **dict.fromkeys(("cat", "concat", "concatenate", "hstack", "vstack", "join", "split"),
                     "a shared buffer: s[0:8] = a, s[8:16] = b, then ts.tile.barrier() and "
                     "ts.tile.load(s)"),
+    "flip": "positions that count down: x[m, 63 - ts.tile.arange(64)]",
+    "roll": "positions: x[m, (ts.tile.arange(64) - 1) % 64]",
+    "outer": "a[:, None] * b[None, :]", "mean": "ts.tile.row_mean(t)",
+    "var": "d = t - ts.tile.row_mean(t), and ts.tile.row_mean(d * d)",
+    "std": "d = t - ts.tile.row_mean(t), and ts.tile.sqrt(ts.tile.row_mean(d * d))",
+    "norm": "ts.tile.sqrt(ts.tile.row_sum(t * t))",
+    "logsumexp": "m = ts.tile.row_max(t), and m + ts.tile.log(ts.tile.row_sum(ts.tile.exp(t - m)))",
+    "prod": "ts.tile.row_prod(t) or ts.tile.reduce_prod(t)",
+    "one_hot": "ts.tile.arange(C)[None, :] == at[:, None]",
+    "tril": "ts.tile.where(rows >= cols, t, 0.0) of rows = ts.tile.arange(M)[:, None], "
+    "cols = ts.tile.arange(N)[None, :]",
+    "eye": "ts.tile.arange(N)[:, None] == ts.tile.arange(N)[None, :]",
+    "square": "t * t", "sign": "ts.tile.where(t > 0, 1.0, ts.tile.where(t < 0, -1.0, 0.0))",
+    "interleave": "ts.tile.reshape(ts.tile.stack((a, b)), shape)",
+    "logical_and": "a & b", "logical_or": "a | b", "logical_not": "~a",
+    "size": "the product of the extents, which the annotations name",
+    "ravel": "ts.tile.reshape(t, (n,)) of a tile, and x[i // N, i % N] of a tensor",
+    "flatten": "ts.tile.reshape(t, (n,)) of a tile, and x[i // N, i % N] of a tensor",
 }
 
 # ts.tile.<op>(<word>=): what is written instead of an argument that ops of tiles have elsewhere

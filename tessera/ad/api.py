@@ -41,7 +41,8 @@ def grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, wrt: Any =
          has_aux: bool = False) -> Transform:
     """The gradient of a scalar function.
 
-    Which arguments: `argnums=` (positions) or `wrt=` (names) if given; else those that are
+    Which arguments: `argnums=` (positions, negative ones from the last positional argument of the
+    call) or `wrt=` (names) if given; else those that are
     `ts.param`s (or hold some); else argument 0, or, where that is plain, distributed tensors
     among the others. One gradient comes bare, several as a tuple in signature order; a tuple of
     positions or names gives a tuple in its order. An argument that is a dict or list gives one like
@@ -70,7 +71,9 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         slots = bind_slots(signature, args, kwargs, name)
-        chosen, bare = choose_arguments(slots, signature, argnums, wrt, name, marked)
+        left = () if argnums is None else (
+            signature.parameters.keys() - signature.bind(*args, **kwargs).arguments)
+        chosen, bare = choose_arguments(slots, signature, argnums, wrt, name, marked, left)
         packed = Packed({n: slots[n] for n in chosen})
         moves = moving_tensors(packed, name, marked, argnums is None and wrt is None)
 

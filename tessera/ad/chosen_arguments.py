@@ -7,7 +7,7 @@ an argument that holds params these, of others all.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,16 +42,18 @@ def marks_of(fn: Callable) -> Marks:
 
 
 def choose_arguments(slots: dict[str, Any], signature: inspect.Signature, argnums: Any, wrt: Any,
-                     fn: str, marked: Marks) -> tuple[list[str], bool]:
+                     fn: str, marked: Marks, defaulted: Collection[str] = ()
+                     ) -> tuple[list[str], bool]:
     """(names of the arguments to differentiate, whether a gradient comes bare): in the order asked
     for, a sequence giving a tuple; else in that of the signature. `marked` is brought up to date.
+    defaulted: those that the call does not give, which positions from the end do not count.
     """
     names = list(slots)
     if argnums is not None and wrt is not None:
         raise ArgumentError("give argnums or wrt, not both")
     several = isinstance(argnums if wrt is None else wrt, tuple | list | set)
     if argnums is not None:
-        asked = [names[p] for p in _positions(argnums, len(names), fn)]
+        asked = _by_position(argnums, slots, signature, defaulted, fn)
     elif wrt is not None:
         asked = _named(wrt, names, signature, fn)
     else:
@@ -87,12 +89,21 @@ def _first_argument(names: list[str], fn: str, marked: set[str]) -> set[str]:
     return set(names[:1])
 
 
-def _positions(argnums: Any, count: int, fn: str) -> list[int]:
-    places = argnums if isinstance(argnums, tuple | list) else (argnums,)
-    for p in places:
-        if isinstance(p, bool) or not isinstance(p, int) or not -count <= p < count:
-            raise ArgumentError(f"argnums {p!r}: {fn} has {count} arguments")
-    return list(places)
+def _by_position(argnums: Any, slots: dict[str, Any], signature: inspect.Signature,
+                 defaulted: Collection[str], fn: str) -> list[str]:
+    names = [n for n in slots if n.split("[")[0] in signature.parameters and signature.parameters[
+        n.split("[")[0]].kind is not inspect.Parameter.KEYWORD_ONLY]
+    given = [n for n in names if n not in defaulted]
+    asked = []
+    for p in argnums if isinstance(argnums, tuple | list) else (argnums,):
+        whole = isinstance(p, int) and not isinstance(p, bool)
+        found = given if whole and p < 0 else names
+        if not whole or not -len(found) <= p < len(found):
+            others = [n for n in slots if n not in names]
+            raise ArgumentError(f"argnums {p!r}: {fn} has {len(found)} positional arguments",
+                                hint=f"others by name: wrt={others[0]!r}" if others else None)
+        asked.append(found[p])
+    return asked
 
 
 def _named(wrt: Any, names: list[str], signature: inspect.Signature, fn: str) -> list[str]:

@@ -40,7 +40,7 @@ from .subgraphs import (
     check_inputs,
     close_graph,
     is_float,
-    run_graph,
+    run_iteration,
     tangent_aval,
     trace_body,
     zero_tangent,
@@ -120,8 +120,8 @@ def _ref(*arrays: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
     with iterating("scan", loop.body, loop.n_carry, length) as begin:
         for i in order:
             begin(i)
-            index = np.asarray(i, np.int64)
-            out = run_graph(loop.body, [index, *carry, *(s[i, ...] for s in seqs), *consts])
+            given = [*(s[i, ...] for s in seqs), *consts]
+            out = run_iteration(loop.body, i, carry, given, first=i == order[0])
             carry = out[: loop.n_carry]
             for kept, y in zip(results, out[loop.n_carry:], strict=True):
                 kept[i] = y

@@ -81,6 +81,18 @@ def run_graph(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     return graph.kept["executable"].run(arrays)
 
 
+def run_iteration(body: Graph, index: int, carry: Sequence[np.ndarray],
+                  others: Sequence[np.ndarray], first: bool) -> list[np.ndarray]:
+    """The outputs of a loop's body (index, *carry, *others). They may take the memory of the carry:
+    what an iteration made is the loop's own, and what the first one writes over is copied."""
+    if "iteration" not in body.kept:
+        body.kept["iteration"] = Executable(body, repeats(), range(1, 1 + len(carry)))
+    made = body.kept["iteration"]
+    if first:
+        carry = [a.copy() if i in made.overwritten else a for i, a in enumerate(carry, 1)]
+    return made.run([np.asarray(index, np.int64), *carry, *others])
+
+
 def check_inputs(graph: Graph, given: Sequence[Aval]) -> tuple[Aval, ...]:
     """The types of a held graph's outputs. Raises GraphError unless it takes `given`."""
     want = tuple(v.aval for v in graph.inputs)

@@ -58,6 +58,9 @@ def _spread(prefix: Any, treedef: tree.TreeDef, what: str) -> list[int | None]:
     elif isinstance(prefix, tuple | list) and len(prefix) == len(treedef.children) \
             and treedef.kind is not dict:
         parts = prefix
+    elif type(prefix) is treedef.kind and len(
+            tree.children_of(prefix)[0]) == len(treedef.children):  # of a class that passes through
+        parts = tree.children_of(prefix)[0]
     else:
         raise ArgumentError(f"{what} {prefix!r} does not fit {treedef}",
                             hint="an axis, None, or a nested value like the argument")

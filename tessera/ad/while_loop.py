@@ -26,7 +26,15 @@ from .forward import push_forward
 from .loops import carried_tensors, scan_named, trace_carrying
 from .reverse import materialize
 from .scan import INDEX, carry_flags, with_batch
-from .subgraphs import Packed, check_inputs, close_together, is_float, run_graph, trace_body
+from .subgraphs import (
+    Packed,
+    check_inputs,
+    close_together,
+    is_float,
+    run_graph,
+    run_iteration,
+    trace_body,
+)
 from .transform import need_function
 
 
@@ -120,7 +128,7 @@ def _while_ref(*arrays: np.ndarray, test: Graph, body: Graph) -> tuple:
     with iterating("while_loop", body, n) as begin:
         begin(i)
         while run_graph(test, [np.asarray(i, np.int64), *carry, *consts])[0]:
-            carry = run_graph(body, [np.asarray(i, np.int64), *carry, *consts])
+            carry = run_iteration(body, i, carry, consts, first=i == 0)
             i += 1
             begin(i)
     return own_memory(carry, arrays)

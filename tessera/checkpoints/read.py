@@ -54,6 +54,16 @@ class Checkpoint:
     meta: Any
     values: dict[str, Plain]
 
+    def __getitem__(self, name: Any) -> Any:
+        paths = (*self.tensors, *self.values)
+        near = next((p for p in paths if p == name or p.startswith(f"{name}.")), None)
+        raise CheckpointError(
+            f"a checkpoint is not indexed: it has tensors by path, {', '.join(paths[:4])}"
+            f"{', ...' if len(paths) > 4 else ''}, and no structure of its own",
+            hint="saved.tree(like) gives what was saved in the structure of `like`"
+            + ("" if near is None else f"; one alone is saved.tensors[{near!r}]"
+               if near in self.tensors else f"; one alone is saved.values[{near!r}]"))
+
     @together("Checkpoint.tree")
     def tree(self, like: Any, *, part: bool = False) -> Any:
         """What was saved in the structure of `like`, whose shapes and types must agree; tensors

@@ -30,9 +30,10 @@ class Executable:
     flight has a workspace of its own.
     """
 
-    def __init__(self, graph: Graph, repeats: int = 1):
-        """repeats: how often a call of the user's runs it, as the body of loops."""
-        self.graph, self.repeats = graph, repeats
+    def __init__(self, graph: Graph, repeats: int = 1, donated: Sequence[int] = ()):
+        """repeats: how often a call of the user's runs it, as the body of loops. donated: inputs
+        whose memory results may take."""
+        self.graph, self.repeats, self.donated = graph, repeats, tuple(donated)
         self.random = "random" in graph.effects
         self.watchable = graph.effects <= {"random"}  # may be run twice
         self._compiled: CompiledGraph | None = None
@@ -44,8 +45,15 @@ class Executable:
         if self._compiled is None:
             with self._lock:
                 if self._compiled is None:
-                    self._compiled = CompiledGraph(simplify(self.graph), self.repeats)
+                    self._compiled = CompiledGraph(simplify(self.graph), self.repeats,
+                                                   self.donated)
         return self._compiled
+
+    @property
+    def overwritten(self) -> frozenset[int]:
+        """The donated inputs that a run writes over."""
+        steps = self.donated and config.numerics == "off" and not hooks.nodes
+        return self.compiled.overwritten if steps else frozenset()
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self.random:

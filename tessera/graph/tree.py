@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,9 @@ class TreeDef:
 
 
 LEAF = TreeDef(None)
-_REGISTERED: dict[type, tuple[Callable, Callable]] = {}
+_REGISTERED: dict[type, tuple[Callable, Callable]] = {
+    OrderedDict: (lambda d: (tuple(d.values()), tuple(d)),
+                  lambda keys, values: OrderedDict(zip(keys, values, strict=True)))}
 
 
 def register_tree(cls: type, flatten: Callable, unflatten: Callable) -> type:
@@ -236,8 +239,10 @@ def paths(treedef: TreeDef, prefix: str = "") -> list[str]:
     if treedef.kind is None:
         return [prefix]
     keys: Any = range(len(treedef.children))
-    if treedef.kind is dict or type(treedef.data) is DataclassFields:
-        keys = treedef.data if treedef.kind is dict else treedef.data.parts
+    if treedef.kind in (dict, OrderedDict):
+        keys = treedef.data
+    elif type(treedef.data) is DataclassFields:
+        keys = treedef.data.parts
     dot = f"{prefix}." if prefix else ""
     return [
         path
@@ -280,7 +285,7 @@ def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False
             return False
         children: Sequence[Any] = [value[k] for k in treedef.data]
     else:
-        children, data = _children(value)
+        children, data = children_of(value)
         if (data != treedef.data and not other) or len(children) != len(treedef.children):
             return False
     return all(_collect_like(x, c, leaves, gaps)
@@ -300,7 +305,7 @@ def _lists(a: type, b: type) -> bool:
     return list in (a, b) and named in _REGISTERED and issubclass(named, list)
 
 
-def _children(value: Any) -> tuple[Sequence[Any], Any]:
+def children_of(value: Any) -> tuple[Sequence[Any], Any]:
     """The parts of a node that is no dict, and what is fixed of it."""
     if value is None or type(value) in (tuple, list):
         return value or (), None

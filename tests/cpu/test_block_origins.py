@@ -69,3 +69,32 @@ def k(x: Tensor["N", f32], y: Tensor["M", f32]):
     y[tile_m] = total''')["k"]
     with pytest.raises(TesseraError, match="blocks of 3 and 1 begin at tile_m"):
         k(np.ones(12, np.float32), np.ones(10, np.float32))
+
+
+@pytest.mark.parametrize("body", [
+    "    m, n = tile_m, tile_n\n    y[m:m+B, n:n+C] = tile.load(x[m:m+B, n:n+C]) * 2.0",
+    "    m = tile_m\n    k = m\n    for c in range(0, N, C):\n"
+    "        y[k, c:c+C] = tile.load(x[m, c:c+C]) * 2.0",
+    "    r, c = tile_m + tile.arange(B), tile_n + tile.arange(C)[None, :]\n"
+    "    y[r[:, None], c] = x[r[:, None], c] * 2.0",
+    "    i = tile_h * B\n    y[i:i+B, 0:N] = tile.load(x[i:i+B, 0:N]) * 2.0",
+    "    t = tile.zeros((B, C))\n    k = tile_l\n    t += tile.load(z[0:B, k:k+16, 0:C]).shape[1]\n"
+    "    y[tile_m:tile_m+B, tile_n:tile_n+C] = tile.load(x[tile_m:tile_m+B, tile_n:tile_n+C]) * 2.0"
+    " + 0.0 * t",
+])
+def test_names_of_origins_and_positions_from_them(body: str, rng: np.random.Generator) -> None:
+    names = build('@kernel\ndef k(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32], '
+                  'h: Tensor["H", f32], z: Tensor["B4", "L", "C4", f32], B=8, C=16):\n' + body)
+    x, z = rng.standard_normal((37, 45)).astype(np.float32), np.ones((8, 40, 16), np.float32)
+    y = np.full_like(x, np.nan)
+    names["k"](x, y, np.zeros(5, np.float32), z)
+    np.testing.assert_array_equal(y, 2 * x)
+
+
+def test_a_name_that_changes_is_no_origin() -> None:
+    names = build('@kernel\ndef k(x: Tensor["N", f32], y: Tensor["N", f32], B=8):\n'
+                  "    i = tile_n\n    for _ in range(2):\n        i = i + 1\n"
+                  "    y[i:i+B] = tile.load(x[i:i+B])\n")
+    x = np.zeros(20, np.float32)
+    with pytest.raises(TesseraError, match="the block size of tile_n is not known"):
+        names["k"](x, x.copy())

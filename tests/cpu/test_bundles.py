@@ -314,3 +314,28 @@ def test_what_a_file_cannot_hold(tmp_path):
         with pytest.raises(kind, match=says):
             ts.export(fn, tmp_path / "f.tsf", ts.ones((4,)))
     assert not os.listdir(tmp_path)
+
+
+def gathered(x, *rest, k=2.0, **more):
+    return ts.sum(x) * k + sum(ts.sum(r) for r in rest) + sum(ts.sum(v) for v in more.values())
+
+
+@pytest.mark.parametrize("args, named", [(3, ()), (1, ("p", "q")), (2, ("k",)), (1, ())])
+def test_arguments_behind_stars(args, named, tmp_path, rng):
+    given = [ts.tensor(rng.standard_normal(3)) for _ in range(args)]
+    kwargs = {n: 3.0 if n == "k" else ts.tensor(rng.standard_normal(2)) for n in named}
+    loaded = ts.load(ts.export(gathered, tmp_path / "f.tsf", *given, **kwargs))
+    assert loaded(*given, **kwargs).item() == gathered(*given, **kwargs).item()
+    with pytest.raises(ts.ArgumentError, match="exported for arguments of another structure"):
+        loaded(*given, given[0], **kwargs)
+    with pytest.raises(ts.ArgumentError, match=r"with the arguments x, \*rest, k, \*\*more"):
+        loaded(*given, x=given[0], **kwargs)
+
+
+def test_a_function_of_any_number_of_tensors(tmp_path, rng):
+    xs = [ts.tensor(rng.standard_normal(3)) for _ in range(3)]
+    total = ts.jit(lambda *xs: tuple(x * 2.0 for x in xs))
+    loaded = ts.load(ts.export(total, tmp_path / "f.tsf", *xs))
+    assert [y.tolist() for y in loaded(*xs)] == [y.tolist() for y in total(*xs)]
+    with pytest.raises(ts.ArgumentError, match=r"with the arguments \*xs"):
+        loaded(*xs, x=xs[0])

@@ -72,3 +72,17 @@ def test_checkpoints_of_tensors_alone_need_not_have_values(tmp_path):
     folder = save(tmp_path / "c", {"w": ts.zeros(2)})
     rewrite_manifest(folder, lambda m: m.pop("values"))  # as they were written before
     assert load(folder).tree({"w": ts.ones(2)})["w"].tolist() == [0, 0]
+
+
+def test_an_index_as_in_pytorch_says_how_parts_are_had(tmp_path):
+    save(tmp_path / "it", {"model": {"w": ts.ones(3)}, "step": 3})
+    saved = load(tmp_path / "it")
+    with pytest.raises(ts.CheckpointError, match="not indexed.*model.w, step") as error:
+        saved["model"]
+    assert "saved.tree(like)" in error.value.hint
+    assert "saved.tensors['model.w']" in error.value.hint
+    with pytest.raises(ts.CheckpointError) as error:
+        saved["step"]
+    assert "saved.values['step']" in error.value.hint
+    with pytest.raises(ts.CheckpointError):
+        list(saved)

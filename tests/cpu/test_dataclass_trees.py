@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -158,3 +159,30 @@ def test_recursion_and_what_cannot_be_fixed() -> None:
     assert total.item() == 2.0
     with pytest.raises(ArgumentError, match=r"Listed.sizes = \[1\] is fixed but cannot be hashed"):
         ts.jit(lambda x: x.w)(Listed(ts.ones(1)))
+
+
+def test_ordered_dicts_pass_as_the_state_of_a_module_does(tmp_path: Path) -> None:
+    state = OrderedDict([("w", ts.param(ts.ones(3))), ("a", [ts.param(ts.zeros(2))])])
+    loss = lambda p, x: ts.sum(p["w"] * x) + ts.sum(p["a"][0] * 3.0)  # noqa: E731
+    g = ts.jit(ts.grad(loss))(state, ts.full((3,), 2.0))
+    assert type(g) is OrderedDict and [*g] == ["w", "a"]
+    assert g["w"].tolist() == [2.0] * 3 and g["a"][0].tolist() == [3.0] * 2
+    assert tree.paths(tree.flatten(state)[1]) == ["w", "a.0"]
+    optimizer = ts.optim.AdamW(weight_decay=0.0)
+    stepped, _ = optimizer.update(state, g, optimizer.init(state), 0.1)
+    assert type(stepped) is OrderedDict and stepped["w"].is_param
+    ts.checkpoints.save(tmp_path / "c", stepped)
+    again = ts.checkpoints.load(tmp_path / "c").tree(state)
+    assert again["a"][0].tolist() == stepped["a"][0].tolist()
+    carried, _ = ts.scan(lambda c, x: (OrderedDict(w=c["w"] + x, a=c["a"]), None), state,
+                         ts.arange(3.0))
+    assert carried["w"].tolist() == [4.0] * 3
+
+
+def test_axes_of_vmap_as_an_instance_of_the_class() -> None:
+    layer = Layer(ts.ones((2, 3)), ts.full((3,), 5.0), heads=2)
+    f = lambda p, x: ts.sum(p.w * x + p.b) * p.heads  # noqa: E731
+    axes = Layer(0, None, heads=2)  # type: ignore[arg-type]
+    assert ts.vmap(f, in_axes=(axes, None))(layer, ts.ones(3)).tolist() == [36.0, 36.0]
+    with pytest.raises(ArgumentError, match="does not fit"):
+        ts.vmap(f, in_axes=(Config(1), None))(layer, ts.ones(3))

@@ -519,7 +519,7 @@ def units_of_bodies(graph):
     found = []
     for node in graph.nodes:
         for held in subgraphs(node):
-            run = held.kept["executable"].compiled
+            run = held.kept["iteration"].compiled
             found += [u.kind for u in run.units] + units_of_bodies(held)
     return found
 

@@ -423,3 +423,18 @@ def test_the_proof_refuses_a_loop_that_writes_elsewhere(monkeypatch: pytest.Monk
     monkeypatch.setattr(place_views, "find_part_overwrites", shifted)
     with pytest.raises(GraphError, match="cannot write its result over a part"):
         lowered(rotated_heads, *heads_given(rng))
+
+
+def test_a_result_over_numbers_of_another_type(rng):
+    """Packed bits become floats where they lie, while another part of them is still read."""
+    def halves(q, w):
+        h = (q @ q) & 15
+        scaled = ts.tanh(ts.cast(h[:32], "f32")) * 0.5
+        return scaled @ w + ts.cast(h[32:], "f32") @ w
+
+    q, w = ts.tensor(rng.integers(0, 5, (64, 64)).astype(np.int32)), normal(rng, 64, 8)
+    made = lowered(halves, q, w)
+    types = {b.name: b.type for b in made.plan.buffers}
+    assert any(b.of and types[b.of] != b.type for b in made.plan.buffers)
+    np.testing.assert_allclose(made.run([q.array, w.array])[0], halves(q, w).numpy(), rtol=1e-5,
+                               atol=1e-4)

@@ -6,11 +6,11 @@ import pytest
 
 import tessera as ts
 from corpus import Program
-from kernels.corpus import read
+from kernels.corpus import algorithms, read
 from tessera import config
 
 WRONG, RACY = read("wrong"), read("racy")
-CORRECT, ALGORITHMS = read("correct"), read("algorithms")
+CORRECT, ALGORITHMS = read("correct"), algorithms()
 
 
 def name_of(program: Program) -> str:

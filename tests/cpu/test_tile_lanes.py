@@ -204,3 +204,27 @@ def test_single_elements_lie_where_the_layout_says(columns, dtype):
     got = body(emulator.ThreadBuilder(None), row, column)
     np.testing.assert_array_equal(got, layout.offset(row, column))
     assert Panel(40, columns, dtype, "xor").layout == layout
+
+
+BITS = """@kernel
+def whole(x: Tensor["M", 8], y: Tensor["M", 8, i32]):
+    y[tile_m:tile_m+4, :] = tile.popcount(tile.load(x[tile_m:tile_m+4, :])) + tile.popcount(7)
+
+@kernel
+def single(x: Tensor["M", 8], y: Tensor["M", 8, i32]):
+    i = tile.linear_id()
+    if i < M * 8:
+        y[i // 8, i % 8] = tile.popcount(x[i // 8, i % 8]) + 3
+"""
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "bool"])
+def test_bits_of_a_tile_and_of_a_lane_are_those_of_their_type(dtype, rng):
+    names, size = build(BITS), np.dtype(dtype).itemsize
+    x = rng.integers(0, 2 if dtype == "bool" else 256, (6, 8 * size)).astype(np.uint8).view(dtype)
+    want = [[(int(v) & (1 << 8 * size) - 1).bit_count() + 3 for v in row] for row in x]
+    for k in (names["whole"], names["single"]):
+        y = np.zeros((6, 8), np.int32)
+        k(x, y)
+        assert np.array_equal(y, want)
+        emulator.compare(k, x, np.zeros((6, 8), np.int32), target="sm_80", lockstep=False)

@@ -34,9 +34,10 @@ ORACLES = {
     "isnan": np.isnan, "isinf": np.isinf, "atan2": np.arctan2,
     "sigmoid": lambda a: 1 / (1 + np.exp(-a)), "erf": np.vectorize(math.erf),
     "erfc": np.vectorize(math.erfc),
+    "popcount": np.vectorize(lambda a: (int(a) & 0xFFFFFFFF).bit_count()),
     "exp_approx": np.exp, "sigmoid_approx": lambda a: 1 / (1 + np.exp(-a)),
 }
-INTEGER = ("bitand", "bitor", "bitxor", "bitnot", "shl", "shr")
+INTEGER = ("bitand", "bitor", "bitxor", "bitnot", "shl", "shr", "popcount")
 BOOLEAN = ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf")
 
 

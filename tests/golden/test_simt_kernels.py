@@ -10,7 +10,7 @@ import pytest
 import kernels.seeds as seeds
 import tessera as ts
 from kernels.build import build
-from kernels.corpus import read
+from kernels.corpus import algorithms, read
 from ptx_harness import require_compiler
 from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.compile import compile_function
@@ -55,6 +55,15 @@ def test_right_programs_compile_without_spills(program, capsys):
             built = compile_function(function, function.lanes or 128, target=target,
                                      checked=checked).built
             assert not built.resources.spills and not built.warnings
+
+
+@pytest.mark.parametrize("program", algorithms(), ids=lambda p: p.name)
+def test_algorithms_compile_without_spills(program):
+    kernels = [k for k in program.run(0).values() if isinstance(k, Kernel)]
+    assert kernels
+    for function in (f for k in kernels for f in k.specializations):
+        built = compile_function(function, function.lanes or 128, target="sm_90a").built
+        assert not built.resources.spills and not built.warnings
 
 
 @pytest.mark.parametrize("target", TARGETS)

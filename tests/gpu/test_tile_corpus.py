@@ -12,7 +12,7 @@ import pytest
 import tessera as ts
 from corpus import Program
 from gpu_harness import require_gpu
-from kernels.corpus import read
+from kernels.corpus import algorithms, read
 from tessera import config
 from tessera.runtime.device import device
 from tessera.tile.kernel.kernel import Kernel
@@ -53,7 +53,7 @@ def test_a_correct_program(program, pytestconfig, capsys):
 
 
 @pytest.mark.parametrize("debug", [False, True])
-@pytest.mark.parametrize("program", read("algorithms"), ids=name_of)
+@pytest.mark.parametrize("program", algorithms(), ids=name_of)
 def test_an_algorithm(program, debug, pytestconfig, monkeypatch):
     """Each compares its results with NumPy's of f64 itself: its arrays lie on the host."""
     run = Kernel.run

@@ -23,3 +23,8 @@ A, B, C = floats(70, 50), floats(50, 90), np.zeros((70, 90), np.float32)
 def read(file: str) -> list[Program]:
     """The programs of <file>.txt."""
     return programs_of(Path(__file__).parent / f"{file}.txt", PRELUDE)
+
+
+def algorithms() -> list[Program]:
+    """Whole algorithms, each of which compares its results with NumPy's of f64."""
+    return [p for file in ("algorithms", "sequences", "solvers", "tables") for p in read(file)]

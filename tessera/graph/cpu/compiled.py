@@ -46,11 +46,16 @@ SHORT = 8  # elements of a run that is not worth NumPy's inner loop
 class CompiledGraph:
     """Steps over an environment: a list with one array per value."""
 
-    def __init__(self, graph: Graph, repeats: int = 1):
+    def __init__(self, graph: Graph, repeats: int = 1, donated: Sequence[int] = ()):
+        """donated: inputs whose memory results may take; `overwritten` are those that lose it."""
         self.known, graph = fold_constants(widen_matmuls(graph))
         self.graph = graph
         self.units = _keep_small_apart(fuse(self.graph, CPU), repeats)
-        self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known, CPU)
+        self.plan: MemoryPlan = plan_memory(
+            self.graph, self.units, self.known, CPU,
+            donated=[self.graph.inputs[i] for i in donated])
+        self.overwritten = frozenset(
+            i for i in donated if self.graph.inputs[i] in self.plan.overwritten)
         self.slot: dict[Value, int] = {}
         for v in (*graph.given, *self.known):
             self._slot(v)

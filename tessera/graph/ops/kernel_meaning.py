@@ -307,7 +307,7 @@ class KernelRecorder(Machine):
             cond = self.get(node.cond)
             if is_recorded(cond):
                 self.where = node.where or self.where
-                self.refuse("a while loop ends by its values")
+                self.refuse("a loop ends by its values, at a while or a break")
             on = on & cond
             self.apart = apart + (on.shape[1] > 1)
             self.mask = masked(outer, on)

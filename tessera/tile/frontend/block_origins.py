@@ -1,7 +1,8 @@
 """Free names tile_<dim> and block_<dim>: origins of the group's block along a named extent (Q32).
 
 The block size is read from slices `x : x + c`, from the bound of the range that is added to the
-name, or from slices at its multiples, `c x : c x + n`, which are n / c wide. An extent of a tensor
+name, from slices at its multiples, `c x : c x + n`, which are n / c wide, or from the positions
+`x + arange(c)`. `i = 32 * x` is another name of what it says. An extent of a tensor
 that the kernel writes becomes a grid axis, also one that is a part of an axis ("2*N") along which
 all stores go by its blocks, or any where a kernel only adds to tensors by position; any other (a
 contraction) becomes one serial loop around the statements from the first use to the last that
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,7 @@ PREFIXES = ("tile_", "block_")
 def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
     """Binds the origins that `body` uses; the body with loops for those that are not grid axes."""
     used = _used(t, body)
+    said = _written_out(t, body) if used else body
     written = _written_dims(t, body) if used else set()
     for name, dim in used.items():
         t.position.node = _first_use(body, name)
@@ -33,15 +36,49 @@ def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
                 t, body, name)):
             written.add(dim)
         if dim in written:
-            size = block_size(t, body, name)
+            size = block_size(t, body, said, name)
             axis = t.grid.axis(dim, size)
             start = t.ir.arithmetic("mul", (t.grid.group_coordinate(axis), size))
             t.grid.origins[dim] = t.env[name] = t.ir.named(start, name)
     for name, dim in used.items():
         if dim not in written:
-            body = _serial(t, body, name, dim, block_size(t, body, name))
+            body = _serial(t, body, name, dim, block_size(t, body, said, name))
     t.position.node = t.position.source.tree
     return body
+
+
+def _written_out(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body with names that are assigned once, to sums and products of origins and of what does
+    not change, replaced by these."""
+    names = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name | ast.arg)]
+    stores = Counter(n.arg if isinstance(n, ast.arg) else n.id for n in names
+                     if isinstance(n, ast.arg) or isinstance(n.ctx, ast.Store))
+    known: dict[str, ast.expr] = {}
+    for s in body:
+        for name, value in _pairs(s) if isinstance(s, ast.Assign) else ():
+            parts = [*ast.walk(_Replaced(known).visit(copy.deepcopy(value)))]
+            free = [n.id for n in parts if isinstance(n, ast.Name)]
+            if stores[name] == 1 and name not in t.env and any(
+                    n.startswith(PREFIXES) for n in free) and not any(n in stores for n in free) \
+                    and all(isinstance(n, SUMS) for n in parts):
+                known[name] = parts[0]  # type: ignore[assignment]
+    return [_Replaced(known).visit(copy.deepcopy(s)) for s in body] if known else body
+
+
+SUMS = (ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult)
+
+
+class _Replaced(ast.NodeTransformer):
+    def __init__(self, known: dict[str, ast.expr]) -> None:
+        self.known = known
+
+    def visit_Name(self, n: ast.Name) -> ast.expr:
+        if n.id not in self.known or not isinstance(n.ctx, ast.Load):
+            return n
+        made = copy.deepcopy(self.known[n.id])
+        for part in ast.walk(made):
+            ast.copy_location(part, n)
+        return made
 
 
 def _used(t: KernelTracer, body: list[ast.stmt]) -> dict[str, str]:
@@ -161,18 +198,12 @@ def _first_use(body: list[ast.stmt], name: str) -> Any:
     return next(n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name)
 
 
-def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
-    """The extent of the blocks: c of x : x + c, or the bound of the range added to x; 1 where x
-    alone is an index of what is written, or of all that is read; n / c of c x : c x + n."""
-    sizes: dict[int | None, Any] = _sliced(t, body, name)
+def block_size(t: KernelTracer, body: list[ast.stmt], said: list[ast.stmt], name: str) -> int:
+    """The extent of the blocks, as the body tells it; where it does not, as it does with names
+    written out, `said`."""
+    sizes = _sizes(t, body, name)
     if not sizes:
-        sizes = _added_ranges(t, body, name)
-        stored = {id(n) for s in body for n in ast.walk(s)
-                  if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
-        for n in _indexed(body, name):
-            if not sizes or id(n) in stored:
-                sizes[1] = n
-    sizes = sizes or _multiples(t, body, name)
+        body, sizes = said, _sizes(t, said, name)
     if len(sizes) > 1:
         t.position.node = list(sizes.values())[-1]
         t.fail(f"blocks of {' and '.join(map(str, sizes))} begin at {name}",
@@ -181,11 +212,26 @@ def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
     if not sizes:
         t.fail(f"the block size of {name} is not known",
                f"use it in a slice with a constant extent: x[{name}:{name}+64], or "
-               f"x[{name}:{name}+B] with B: int or B=64 in the signature")
+               f"x[{name}:{name}+B] with B: int or B=64 in the signature; or alone as an index, "
+               f"x[{name}], where a block is one")
     (size,) = sizes
     assert size is not None
     _require_blocks_stored(t, body, name, size)
     return size
+
+
+def _sizes(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
+    """c of x : x + c, or the bound of the range added to x; 1 where x alone is an index of what is
+    written, or of all that is read; n / c of c x : c x + n; c of x + arange(c)."""
+    sizes = _sliced(t, body, name)
+    if not sizes:
+        sizes = _added_ranges(t, body, name)
+        stored = {id(n) for s in body for n in ast.walk(s)
+                  if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
+        for n in _indexed(body, name):
+            if not sizes or id(n) in stored:
+                sizes[1] = n
+    return sizes or _multiples(t, body, name) or _positions(t, body, name)
 
 
 def _require_blocks_stored(t: KernelTracer, body: list[ast.stmt], name: str, size: int) -> None:
@@ -225,6 +271,21 @@ def _multiples(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | N
         if times and times not in (1, -1) and extent and extent > 0 and extent % times == 0:
             found.append((extent // times, n))
     return {size: n for size, n in found if id(n) in stored} or {size: n for size, n in found}
+
+
+def _positions(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
+    """The sums x + arange(c) by c."""
+    found: dict[int | None, Any] = {}
+    for s in body:
+        for n in ast.walk(s):
+            other = _other_operand(n, name) if isinstance(n, ast.BinOp) and isinstance(
+                n.op, ast.Add) else None
+            other = other.value if isinstance(other, ast.Subscript) else other
+            if isinstance(other, ast.Call) and _call_name(other) == "arange" and len(
+                    other.args) == 1:
+                found[_constant(t, other.args[0])] = n
+    found.pop(None, None)
+    return found
 
 
 def _times(t: KernelTracer, e: ast.expr, name: str) -> int | None:
@@ -368,18 +429,17 @@ def _constant(t: KernelTracer, e: ast.expr | None) -> int | None:
 
 
 def _simple_assignments(t: KernelTracer) -> dict[str, ast.expr]:
-    found: dict[str, ast.expr] = {}
-    for n in ast.walk(t.position.source.tree):
-        if not isinstance(n, ast.Assign):
-            continue
-        target = n.targets[0]
-        if isinstance(target, ast.Name):
-            found[target.id] = n.value
-        elif isinstance(target, ast.Tuple) and isinstance(n.value, ast.Tuple):
-            for a, b in zip(target.elts, n.value.elts, strict=False):
-                if isinstance(a, ast.Name):
-                    found[a.id] = b
-    return found
+    return {name: value for n in ast.walk(t.position.source.tree) if isinstance(n, ast.Assign)
+            for name, value in _pairs(n)}
+
+
+def _pairs(s: ast.Assign) -> list[tuple[str, ast.expr]]:
+    """The names that an assignment gives, each with its expression."""
+    target, value = s.targets[0], s.value
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = [*zip(target.elts, value.elts, strict=False)]
+    return [(a.id, b) for a, b in pairs if isinstance(a, ast.Name)]
 
 
 def _serial(t: KernelTracer, body: list[ast.stmt], name: str, dim: str,

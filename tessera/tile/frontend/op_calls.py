@@ -21,6 +21,8 @@ def emit_call(ir: IRBuilder, memory: MemoryIndexing, op: TileOp, args: list[Any]
         xs = [bound[n] for n in op.operands]
         if all(map(is_number, xs)):
             return fold_op(ir, op, xs)
+        if op.name == "popcount":  # of the bits that x has: arithmetic would widen it first
+            return ir.emit(op.name, [ir.value_of(xs[0])])
         if op.name == "exp":
             return exponential(ir, xs[0])
         if op.name in ("exp2", "sqrt", "rsqrt") or op.rule is OPS["exp"].rule:
@@ -56,6 +58,11 @@ def fold_op(ir: IRBuilder, op: TileOp, xs: list[Any]) -> Any:
     """An elementwise op on compile-time numbers, by its own meaning in f64."""
     if op.name in ("maximum", "minimum", "abs", "where"):
         return ir.fold(op.name, xs)
+    if op.name == "popcount":
+        known = ir.literal(xs[0])
+        if known.dtype.kind == "float":
+            ir.fail(f"popcount of {xs[0]}", "it counts bits of integers")
+        return int(op.numpy(np.asarray(known.value, known.dtype.numpy)))  # type: ignore[misc]
     out = op.numpy(*(np.float64(x) for x in xs))  # type: ignore[misc]
     return out.item()
 

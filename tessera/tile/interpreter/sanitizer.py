@@ -32,13 +32,15 @@ CLUSTER_EPOCH = 1 << 16  # epochs from a barrier of a cluster to the next, of it
 class Shadow:
     """Who last wrote and read each address: site (0 never), group, lane, epoch, time of the group.
 
+    reads has the last reader's lane too, beside MANY where others read before, and the site of the
+    last of these.
     published: what a release made known at an address. read_log, update_log: all reads, and all
     atomic updates, of which the records keep the last: (address, group, lane, time) of each.
     """
 
     def __init__(self, size: int):
         self.write = np.zeros((5, size), np.int32)
-        self.reads = np.zeros((5, size), np.int32)
+        self.reads = np.zeros((7, size), np.int32)
         self.published: dict[int, Publication] = {}
         self.read_log: list[np.ndarray] = []
         self.update_log: list[np.ndarray] = []
@@ -160,9 +162,12 @@ class Sanitizer:
         s.reads[0, a.address], s.reads[3, a.address] = a.site, a.epoch
         s.reads[4, a.address] = self.clocks.times[a.group]
         s.reads[1, a.address], s.reads[2, a.address] = group, lane
+        s.reads[6, a.address] = np.where(old[5] != a.lane, old[0], old[6])
+        s.reads[5, a.address] = a.lane
         # Two readers in one access: the second hides the first, so mark what differs.
         lost = s.reads[2, a.address] != lane
         s.reads[2, a.address[lost]] = MANY
+        s.reads[6, a.address[lost]] = a.site
         lost = s.reads[1, a.address] != group
         s.reads[1, a.address[lost]] = ANY_GROUP
 
@@ -334,6 +339,8 @@ class Sanitizer:
     def _race(self, a: AccessBatch, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
         i = int(np.argmax(bad))
         site, group, lane = old[:3, a.address[i]]
+        if did == "read" and lane == MANY and old[5, a.address[i]] == a.lane[i]:
+            site = old[6, a.address[i]]  # its own read is no race
         before = self.sites[site]
         across = group != a.group[i]
         who = _who(group, lane) if group != ANY_GROUP else "other groups"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.numerics import DType, bool_, decode, encode, f32, uint8, uint32
+from tessera.numerics import DType, bool_, decode, encode, f32, i32, uint8, uint32
 from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.ir import numpy_values
@@ -168,6 +168,18 @@ def _predicate(types: Any, attrs: Any) -> Any:
 
 _unary("isnan", "Whether x is NaN.", np.isnan, _predicate)
 _unary("isinf", "Whether x is infinite.", np.isinf, _predicate)
+
+
+def _counted(types: Any, attrs: Any) -> Any:
+    return rules.broadcast_type((rules.integers(types, attrs),), i32, "popcount")
+
+
+@declare(rule=_counted, samples=(lambda rng: (rng.integers(-9, 9, (13, 7)),),), total=True,
+         edges=edge_rules.elementwise, least=lambda least: 0)
+def popcount(x: Any) -> Any:
+    """The number of bits that are set; a negative number's are those of its two's complement."""
+    words = x.view(f"u{x.dtype.itemsize}")  # NumPy counts those of the magnitude
+    return np.bitwise_count(words).astype(np.int32)
 
 
 @declare(rule=rules.floats, public=False, samples=(_pair,), edges=edge_rules.elementwise,

@@ -134,7 +134,8 @@ def _block_of(t: OpTracer, x: Handle, index: Any, rows: Any, cols: Any) -> Handl
     row_dim, col_dim = x.type.dims[len(x.hidden):]
     size = t.grid.context().n if rows is None and index is not None else rows
     if size is None:
-        t.fail("load of a block needs rows=", "tile.load(x, rows=T.m, cols=T.d)")
+        t.fail("load of a whole tensor: which block of it?",
+               "slice it, ts.tile.load(x[m:m+64, 0:N]), or give rows= and cols=")
     size = t.ir.constant_int(size, "rows")
     lo = (t.grid.own_origin(row_dim, size) if index is None else
           t.ir.arithmetic("mul", (index, size)))

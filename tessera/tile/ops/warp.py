@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tessera.numerics import bool_, i32, uint32
+from tessera.numerics import DType, bool_, uint32
 from tessera.tile.builder import rules
 from tessera.tile.ir.errors import DivergenceError, RuleError
 from tessera.tile.ir.op_record import declare
-from tessera.tile.ir.types import Scalar
+from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops.ids import WARP
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -112,9 +112,16 @@ for _kind, _word in (("sum", "sum"), ("max", "largest"), ("min", "smallest")):
 
 
 # --- votes ------------------------------------------------------------------------------------
-def _vote_rule(types: Any, attrs: Any) -> Scalar:
-    rules.logical(types, attrs)
-    return Scalar(bool_, False)
+def _vote_rule(name: str, dtype: DType = bool_) -> Any:
+    def rule(types: Any, attrs: Any) -> Scalar:
+        if any(isinstance(t, TileType) for t in types):
+            raise RuleError(f"{name} asks the lanes of a warp, got {types[0]}",
+                            "of a tile: ts.tile.reduce_max(t) is whether some element holds, "
+                            "ts.tile.reduce_min(t) whether all do")
+        rules.logical(types, attrs)
+        return Scalar(dtype, False)
+
+    return rule
 
 
 def _vote(name: str, doc: str, f: Any) -> None:
@@ -123,15 +130,14 @@ def _vote(name: str, doc: str, f: Any) -> None:
         return _by_warp(m, _lanes(m, x), lambda p: f(p, axis=1, keepdims=True))
 
     meaning.__doc__ = doc
-    declare(rule=_vote_rule, run=True, name=name)(meaning)
+    declare(rule=_vote_rule(name), run=True, name=name)(meaning)
 
 
 _vote("vote_any", "Whether the condition holds in some lane of the warp.", np.any)
 _vote("vote_all", "Whether the condition holds in all lanes of the warp.", np.all)
 
 
-@declare(rule=lambda types, attrs: Scalar(uint32, False) if _vote_rule(types, attrs) else None,
-         run=True)
+@declare(rule=_vote_rule("ballot", uint32), run=True)
 def ballot(m: Any, op: Any, x: Any) -> Any:
     """Bit l is set where the condition holds in lane l of the warp."""
     _require_warps(m, op)
@@ -143,10 +149,3 @@ def ballot(m: Any, op: Any, x: Any) -> Any:
     return np.concatenate([np.broadcast_to(bits(_lanes(m, x)[:, s:s + WARP]),
                                            _lanes(m, x)[:, s:s + WARP].shape)
                            for s in range(0, m.lanes, WARP)], axis=1)
-
-
-@declare(rule=lambda types, attrs: Scalar(i32, False), run=True, least=lambda least: 0)
-def popcount(m: Any, op: Any, x: Any) -> Any:
-    """The number of bits that are set; a negative number's are those of its two's complement."""
-    words = x.view(f"u{x.dtype.itemsize}")  # NumPy counts those of the magnitude
-    return np.bitwise_count(words).astype(np.int32)

@@ -199,8 +199,9 @@ class CudaProgram:
 
 
 def _read_as(raw: np.ndarray, dtype: DType) -> np.ndarray:
-    """Memory as that of a view: bytes are codes of the floats of 8 bits that they lie for."""
-    other = raw.dtype != dtype.numpy and raw.itemsize == dtype.numpy.itemsize == 1
+    """Memory as that of what lies there: of a view, or of a result that was written over numbers
+    of another type. Bytes are codes of the floats of 8 bits that they lie for."""
+    other = raw.dtype != dtype.numpy and raw.itemsize == dtype.numpy.itemsize
     return raw if dtype.packed or not other else raw.view(dtype.numpy)
 
 

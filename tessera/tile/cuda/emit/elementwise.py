@@ -190,6 +190,12 @@ def _with_bits(e: Emitter, op: Op) -> None:
     apply(e, op, e.use("with_bits", f"use(elementwise.with_bits({kinds[0]!r}, {kinds[1]!r}))"))
 
 
+@emits("popcount")
+def _popcount(e: Emitter, op: Op) -> None:
+    dtype = e.dtype(op.args[0]).name
+    apply(e, op, e.use(f"popcount_{dtype}", f"use(elementwise.popcount({dtype!r}))"))
+
+
 @emits("encode_bytes")
 def _encode_bytes(e: Emitter, op: Op) -> None:
     """Of what a cast rounds, by the rounding alone: the codes need not become numbers before."""

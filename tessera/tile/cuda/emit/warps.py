@@ -117,10 +117,3 @@ for _vote in ("vote_any", "vote_all", "ballot"):
     def _emit(e: Emitter, op: Op) -> None:
         record = "vote_ballot" if op.name == "ballot" else op.name
         e.define(op.outs[0], f"{e.use(op.name, f'use({record!r})')}({e.name(op.args[0])})")
-
-
-@emits("popcount")
-def _popcount(e: Emitter, op: Op) -> None:
-    (x,) = op.args
-    call = e.use("popcount", intrinsic("warps.popcount", e.dtype(x).name))
-    e.define(op.outs[0], f"{call}({e.name(x)})")

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
@@ -274,6 +275,21 @@ def with_bits(kind: str, to: str) -> Operation:
         return x if kind == to else b.bitcast(x, to)
 
     return fragments.elementwise("with_bits", 1, body, to)  # type: ignore[arg-type]
+
+
+@functools.cache
+def popcount(dtype: str) -> Operation:
+    """(x) -> bits that are set, of the bits that the type has."""
+    d, popc = find_dtype(dtype), find_instruction("popc")
+
+    def body(b: Builder, x: Any) -> Any:
+        if d.bits == 64:
+            high = b.trunc(b.lshr(x, b.const("i64", 32)), "i32")
+            return b.add(b.call(popc, b.trunc(x, "i32")), b.call(popc, high))
+        mask = (1 << max(8, d.bits)) - 1
+        return b.call(popc, b.and_(x, b.i32(mask)) if d.bits < 32 else x)
+
+    return fragments.elementwise("popcount", 1, body, "i32")
 
 
 @functools.cache

@@ -111,21 +111,6 @@ def within(b: Builder, d: Any, x: LLVM) -> LLVM:
     return integer_field(b, d, x, 0) if d.kind in ("int", "uint") and d.bits < 32 else x
 
 
-@functools.cache
-def popcount(dtype: str) -> Operation:
-    """(x) -> bits that are set, of a scalar."""
-    d = find_dtype(dtype)
-    kind, popc = kind_of(d), find_instruction("popc")
-
-    def body(b: Builder, x: LLVM) -> LLVM:
-        if kind == "i64":
-            high = b.trunc(b.lshr(x, b.const("i64", 32)), "i32")
-            return b.add(b.call(popc, b.trunc(x, "i32")), b.call(popc, high))
-        return b.call(popc, b.and_(x, b.i32((1 << max(8, d.bits)) - 1)) if d.bits < 32 else x)
-
-    return operation("popcount", (Operand("x", kind),), (Operand("d", "i32"),), body)
-
-
 # --- over the warps of a group --------------------------------------------------------------------
 @functools.cache
 def put(tag: str) -> Operation:
@@ -155,5 +140,5 @@ def get(name: str, tag: str, count: int) -> Operation:
     return operation("all_parts", (Operand("at", "i32"),), (Operand("d", kind),), body)
 
 
-__all__ = ["WARP", "get", "popcount", "put", "reduce", "reduce_small_warp", "scan", "shuffle_words",
+__all__ = ["WARP", "get", "put", "reduce", "reduce_small_warp", "scan", "shuffle_words",
            "shuffle", "shuffle_any", "within"]

@@ -136,7 +136,7 @@ def refuse_call(t: KernelTracer, f: Any) -> None:
     if isinstance(f, type) and issubclass(f, np.generic):
         t.fail(f"np.{f.__name__} of a run-time value", "a cast is written "
                f"ts.tile.cast(x, ts.{dtype_of_numpy(np.dtype(f)).name})")
-    t.fail(f"{name} cannot be called inside a kernel",
+    t.fail(f"{name} cannot be called inside a kernel", "write x // n and x % n" if f is divmod else
            "ops of ts.tile, math, builtins such as min, and plain functions can")
 
 

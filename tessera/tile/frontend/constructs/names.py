@@ -58,6 +58,9 @@ def unknown_origin(t: KernelTracer, name: str) -> str:
     arguments = {n for n, _ in t.spec.params}  # x_0 is an extent of x that has no name
     dims = [d for d in (*t.grid.fixed, *t.grid.loaded_dims) if d[:-2] not in arguments]
     prefix, _, dim = name.partition("_")
+    if len(t.active_calls) > 1:
+        return (f"{t.active_calls[-1].__name__} is written out where it is called, and has no "
+                f"groups of its own: give it {name} or views as arguments")
     if not dims:
         return f'name the extents of the arguments: x: ts.Tensor["{dim.upper()}", ts.f32]'
     return (f"no extent is called {dim.upper()}; the group has a block along a named one: "
