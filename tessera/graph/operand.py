@@ -33,6 +33,7 @@ from ..runtime.arrays import HOST
 from ..tensor import FUNCTIONS, Tensor, as_tensor
 from ..tile.launch.resident import Resident
 from . import functions as F
+from .eager_forms import LONG_WAY, UNKNOWN, EagerCalls
 from .op import name_operands
 from .trace import LITERAL, Tracer, apply, current_builder
 from .weak_numbers import Number, fitting, is_number, weak_type
@@ -46,14 +47,15 @@ PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 def public(fn: Function) -> Function:
     """Register a public function; its errors name it and its tensor arguments."""
     name, states_type = f"ts.{fn.__name__}", getattr(fn, "states_type", False)
+    calls = EagerCalls(name, fn)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        now = LONG_WAY if trace_state.builder is not None else calls.read(args, kwargs)
+        if now is not UNKNOWN and now is not LONG_WAY:
+            return now
         try:
-            if trace_state.builder is None and _elsewhere(args, kwargs):
-                out = hooks.on_gpu.get().call(name, fn, args, kwargs)
-            else:
-                out = fn(*args, **kwargs)
+            out = _run(name, fn, args, kwargs)
         except TesseraError as err:
             name_operands(err, name, _tensor_arguments(inspect.signature(fn), args, kwargs))
             raise
@@ -68,8 +70,11 @@ def public(fn: Function) -> Function:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
         for leave in hooks.exits:
             leave(out)
+        if now is UNKNOWN:
+            calls.met(args, kwargs)
         return out
 
+    call.eager = calls  # type: ignore[attr-defined]
     if fn.__name__ in PUBLIC:
         raise ArgumentError(f"a public function named {fn.__name__!r} exists already")
     PUBLIC[fn.__name__] = call
@@ -112,15 +117,21 @@ def named(name: str) -> Callable[[Function], Function]:
     """Decorator: errors of a function that is no public one say `name` and its tensor arguments."""
 
     def decorate(fn: Function) -> Function:
-        signature = inspect.signature(fn)
+        signature, calls = inspect.signature(fn), EagerCalls(name, fn)
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
+            now = LONG_WAY if trace_state.builder is not None else calls.read(args, kwargs)
+            if now is not UNKNOWN and now is not LONG_WAY:
+                return now
             try:
-                return _run(name, fn, args, kwargs)
+                out = _run(name, fn, args, kwargs)
             except TesseraError as err:
                 name_operands(err, name, _tensor_arguments(signature, args, kwargs))
                 raise
+            if now is UNKNOWN:
+                calls.met(args, kwargs)
+            return out
 
         return call  # type: ignore[return-value]
 
