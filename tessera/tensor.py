@@ -368,9 +368,6 @@ class Tensor(Operators):
                                    {**function, **METHODS})
         return op(self) if name in PROPERTIES else MethodType(op, self)
 
-    def __getitem__(self, index: Any) -> Tensor:
-        return OPERATORS["__getitem__"](self, index)
-
     # --- how it looks -------------------------------------------------------------------------
     def __repr__(self) -> str:
         head = f"Tensor{list(self.shape)} {self.type}"
@@ -383,9 +380,11 @@ class Tensor(Operators):
 PLAIN.add(Tensor)
 
 
+INNER = ("ufunc", "array_function")  # begins of names in OPERATORS that are no attributes
+
+
 def _attributes() -> list[str]:
-    inner = ("_", "ufunc", "array_function")
-    return [n for n in (*OPERATORS, *dir(Tensor)) if not n.startswith(inner)]
+    return [n for n in {**OPERATORS, **dict.fromkeys(dir(Tensor))} if not n.startswith(("_", *INNER))]
 
 
 PROPERTIES = frozenset({"T", "mT"})

@@ -84,12 +84,18 @@ def written(scope):
         if eager_ops or timed_ops or exits:
             return LONG_WAY
 {lines}
-        run = find(({key}))
         if run is None:
             return UNKNOWN
         return run({given})
     return form, read
 """
+_FIND = "        run = find(({key}))"
+_FIND_NESTED = """\
+        held = []
+        try:
+            run = find(({key}))
+        except Unread:
+            return LONG_WAY"""
 
 
 class CallReader:
@@ -125,12 +131,12 @@ class CallReader:
             key = ["settings.number", *(f"noted({name}, held)" for name in names)]
         scope = {"eager_ops": hooks.eager_ops, "timed_ops": hooks.timed_ops, "exits": hooks.exits,
                  "LONG_WAY": LONG_WAY, "UNKNOWN": UNKNOWN, "find": self.forms.get,
-                 "settings": SETTINGS_NOW, "noted": noted}
+                 "settings": SETTINGS_NOW, "noted": noted, "Unread": Unread}
         parameters = [*names[:at], "*", *words] if words else names
         text = _READ.format(
             names=", ".join(scope), parameters=", ".join(parameters), key=", ".join(key) + ",",
             held=f"[{', '.join(given)}]", given=", ".join(given),
-            lines="        held = []" if nested else "")
+            lines=(_FIND_NESTED if nested else _FIND).format(key=", ".join(key) + ","))
         made: dict[str, Any] = {}
         exec(compile(text, "<a reader of calls>", "exec"), made)
         self.form, self.read = made["written"](tuple(scope.values()))
@@ -152,12 +158,7 @@ class EagerCalls:
     def read(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         read = self.readers.get((*map(type, args), *kwargs, *map(type, kwargs.values()))
                                 if kwargs else tuple(map(type, args)))
-        if read is None:
-            return UNKNOWN
-        try:
-            return read(*args, **kwargs)
-        except Unread:
-            return LONG_WAY
+        return UNKNOWN if read is None else read(*args, **kwargs)
 
     def met(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """A call that was computed on the host, and of which a result is there."""

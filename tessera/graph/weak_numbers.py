@@ -134,11 +134,9 @@ def _promoted_numbers(a: Any, b: Any, floating: bool) -> list[Any]:
 
 
 def _arithmetic(method: str) -> Callable[[Number, Any], Any]:
-    plain = getattr(Tensor, method)
-
     def run(self: Number, other: Any) -> Any:
         if not is_number(other):
-            return plain(self, other)
+            return OPERATORS[method](self, other)
         a, b = _promoted_numbers(self, other, method.endswith("truediv__"))
         made = OPERATORS[method](a, b)
         return made if made.dtype.kind == "bool" else number_of(made)
