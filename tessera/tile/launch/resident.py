@@ -34,12 +34,12 @@ from tessera.runtime.buffer import (
     PooledBuffer,
     follow,
 )
-from tessera.runtime.device import device, driver, outside_capture
+from tessera.runtime.device import device, driver, outside_capture, restore
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
 from tessera.runtime.recordings import between_recordings
 from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
 from tessera.tile.launch.memory_turns import InTurn, end_turns
-from tessera.tile.launch.shared_views import SharedView, end_views, export, is_exported, is_shared
+from tessera.tile.launch.shared_views import SharedView, end_views, export, is_exported, is_shared, whole_of
 from tessera.tile.launch.used_by import UsedBy
 
 from .upload import upload
@@ -145,14 +145,31 @@ class Resident(Tensor):
         used = self.held_now()
         return used.text(self) if used.__class__ is UsedBy else super().__repr__()
 
+    def item(self) -> Any:
+        """The value of a tensor with one element as a Python scalar."""
+        memory = self._storage
+        if type(memory) is SharedView and memory.chain is None:
+            memory = memory.base._storage
+        if type(memory) not in SHAREABLE or self._scale is not None or self.type.dtype.packed or \
+                prod(self._shape) != 1 or trace_state.read is not None or hooks.timed_steps or \
+                is_exported(whole_of(memory)):
+            return super().item()
+        value = memory.number(self.type.dtype.numpy)
+        late_checks.settle()
+        return value
+
     def copy(self) -> Resident:
-        made = Resident(self._shape, self.type, self.storage.device.index)
-        with self.storage.device.current():
-            if made.storage.nbytes:
-                made.storage.copy(self.storage)
-                self.storage.give_back()
-        made.scale = None if self.scale is None else self.scale.copy()
-        made.is_param, made.name = self.is_param, self.name
+        source = self.storage
+        made = Resident(self._shape, self.type, source.device.index)
+        if made._storage.nbytes:
+            before = source.device.activate()
+            try:
+                made._storage.copy(source)
+                source.give_back()
+            finally:
+                restore(before)
+        made._scale = None if self._scale is None else self._scale.copy()
+        made._is_param, made._name = self._is_param, self._name
         return made
 
     def __copy__(self) -> Resident:
