@@ -384,7 +384,8 @@ INNER = ("ufunc", "array_function")  # begins of names in OPERATORS that are no 
 
 
 def _attributes() -> list[str]:
-    return [n for n in {**OPERATORS, **dict.fromkeys(dir(Tensor))} if not n.startswith(("_", *INNER))]
+    every = {**OPERATORS, **dict.fromkeys(dir(Tensor))}
+    return [n for n in every if not n.startswith(("_", *INNER))]
 
 
 PROPERTIES = frozenset({"T", "mT"})

@@ -91,7 +91,7 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
 
 
 MOST_RUNS = 1024
-_runs: dict[Any, int] = {}  # by the form of an assignment that is one copy: the byte at which it begins
+_runs: dict[Any, int] = {}  # by the form of one that is one copy: the byte at which it begins
 
 
 def _form(x: Resident, index: Any, value: Any) -> Any:

@@ -4,23 +4,34 @@ glance, and run as programs that were written for them.
     calls = EagerCalls("ts.add", add)
     made = calls.read(args, kwargs)      # the result; UNKNOWN or LONG_WAY where none has run
     calls.met(args, kwargs)              # behind a call that went the long way, on the host
+    calls.keep(args, kwargs, run, ...)   # a program for a GPU is there
 
 A reader is written for the classes of the arguments: it makes the key of a call, its form, of the
-extents and types of tensors and the values of all else, and takes the memory of the tensors. The
-form finds a function of that memory. A form is met a few times before a program is written for it.
+extents, types and places of tensors and the values of all else, and takes the memory of the
+tensors: arrays, or buffers of GPUs. The form finds a function of that memory. On the host it is met
+a few times before a program is written for it (host_programs.py); for a GPU the first call has
+compiled one (cuda/program/eager.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from .. import config, hooks
 from ..config import SETTINGS, WATCHERS
+from ..errors import TesseraError
 from ..numerics import DType, NumericType
+from ..runtime.buffer import Borrowed
 from ..tensor import Tensor
+from ..tile.launch.memory_turns import InTurn
+from ..tile.launch.resident import Resident
+from ..tile.launch.shared_views import SharedView
 from .host_programs import LONG_WAY, Outcome, host_program
-
+from .placed_leaves import OURS
 
 UNKNOWN = Outcome("UNKNOWN")  # a call of a form that may become known
 MEETINGS = 3  # of a form, before a program is written for it
@@ -31,17 +42,31 @@ TYPES = frozenset({NumericType, DType})
 
 
 class Settings:
-    """number: of the settings that hold, for keys; the same ones have the same number again."""
+    """number: of the settings that hold, for keys; the same ones have the same number again, also
+    where one of them has been asked for meanwhile."""
 
     def __init__(self) -> None:
         self.number = 0
         self._numbers: dict[tuple, int] = {}
+        self._unasked: dict[tuple[str, str], Any] = {}  # by name and the text of the environment
         for name in SETTINGS:
             WATCHERS.setdefault(name, []).append(self._changed)
+        self._changed(None)
 
     def _changed(self, value: Any) -> None:
-        held = tuple([vars(config).get(name) for name in SETTINGS])  # None: nobody has asked yet
+        there = vars(config)
+        held = tuple([there[name] if name in there else self._resolved(setting)
+                      for name, setting in SETTINGS.items()])
         self.number = self._numbers.setdefault(held, len(self._numbers))
+
+    def _resolved(self, setting: config.Setting) -> Any:
+        key = setting.name, os.environ.get(setting.env, "")
+        if key not in self._unasked:
+            try:
+                self._unasked[key] = setting.resolve()
+            except TesseraError:  # who asks for it hears of it
+                self._unasked[key] = key
+        return self._unasked[key]
 
 
 SETTINGS_NOW = Settings()
@@ -57,6 +82,8 @@ def noted(a: Any, held: list[Any]) -> Any:
     if kind is Tensor:
         held.append(a._buffer)
         return a._shape, id(a.type), a._scale, a._name
+    if kind is Resident:
+        return _noted_there(a, held)
     if kind is tuple or kind is list:
         if {*map(type, a)} == {int}:
             return kind, int, *a
@@ -72,13 +99,28 @@ def noted(a: Any, held: list[Any]) -> Any:
     raise Unread
 
 
+def _noted_there(a: Resident, held: list[Any]) -> Any:
+    """In place of a view that has no elements of its own, what it is a view of, and the view."""
+    memory, chain, x = a._storage, None, a
+    if type(memory) is SharedView:
+        chain, x = memory.chain, memory.base if memory.chain is not None else a
+        memory = memory.base._storage
+    elif type(memory) is InTurn:
+        memory = a.held_now()
+    if type(memory) not in OURS and type(memory) is not Borrowed:
+        raise Unread
+    held.append(memory)
+    return (x._shape, id(x.type), a._scale, a._name, memory.device.index, chain,
+            type(memory) is Borrowed)
+
+
 _READ = """\
 def written(scope):
     {names} = scope
 
     def form({parameters}):
         held = []
-        return ({key}), {held}
+        return ({general}), held
 
     def read({parameters}):
         if eager_ops or timed_ops or exits:
@@ -90,12 +132,23 @@ def written(scope):
     return form, read
 """
 _FIND = "        run = find(({key}))"
-_FIND_NESTED = """\
+_FIND_GENERAL = """\
         held = []
         try:
-            run = find(({key}))
+            run = find(({general}))
         except Unread:
             return LONG_WAY"""
+_FIND_THERE = """\
+{memories}
+        if {ours}:
+            run = find(({key}))
+        else:
+            held = []
+            try:
+                run = find(({general}))
+            except Unread:
+                return LONG_WAY
+            return UNKNOWN if run is None else run(*held)"""
 
 
 class CallReader:
@@ -108,38 +161,85 @@ class CallReader:
         """words: by which the last of them are given."""
         self.forms: dict[Any, Callable] = {}
         self.counts: dict[Any, int] = {}
-        self.kept: list[Any] = []  # types whose ids keys have
+        self.kept: list[Any] = []  # whose ids keys have
         at = len(classes) - len(words)
         names = [f"a{i}" for i in range(at)] + words
-        key, given, nested = ["settings.number"], [], False
-        for name, kind in zip(names, classes, strict=True):
-            if kind is Tensor:
-                key += [f"{name}._shape", f"id({name}.type)", f"{name}._scale", f"{name}._name"]
-                given.append(f"{name}._buffer")
+        kinds = dict(zip(names, classes, strict=True))
+        there = Resident in classes  # where floats are data
+        key, general, given, memories = ["settings.number"], ["settings.number"], [], []
+        for name in names:
+            kind, seen, memory = kinds[name], "", ""
+            if kind in TENSORS:
+                seen, memory = f"{name}._shape, id({name}.type), {name}._scale, {name}._name", \
+                    f"{name}._buffer"
+            if kind is Resident:
+                memory = f"m_{name}"
+                seen += f", {memory}.device.index, None, False"
+                memories.append((memory, f"{name}._storage"))
             elif kind is float:
-                key.append(f"{name} or repr({name})")
+                seen, memory = ("float", name) if there else (f"float, {name} or repr({name})", "")
             elif kind in TYPES:
-                key.append(f"id({name})")
+                seen = f"id({name})"
             elif kind in VALUES:
-                key.append(name)
-            else:
-                nested = True
-                key.append(f"noted({name}, held)")
-                given.append("*held")
-        if given.count("*held") > 1 or "*held" in given[:-1]:  # in the order of the arguments
-            given = ["*held"]
-            key = ["settings.number", *(f"noted({name}, held)" for name in names)]
+                seen = name
+            key.append(seen)
+            given += [memory] * bool(memory)
+            general.append(f"*noted({name}, held)" if kind in TENSORS else
+                           f"add({name}, held)" if kind is float and there else
+                           f"noted({name}, held)" if kind in NESTED else seen)
         scope = {"eager_ops": hooks.eager_ops, "timed_ops": hooks.timed_ops, "exits": hooks.exits,
-                 "LONG_WAY": LONG_WAY, "UNKNOWN": UNKNOWN, "find": self.forms.get,
-                 "settings": SETTINGS_NOW, "noted": noted, "Unread": Unread}
-        parameters = [*names[:at], "*", *words] if words else names
-        text = _READ.format(
-            names=", ".join(scope), parameters=", ".join(parameters), key=", ".join(key) + ",",
-            held=f"[{', '.join(given)}]", given=", ".join(given),
-            lines=(_FIND_NESTED if nested else _FIND).format(key=", ".join(key) + ","))
+                 "LONG_WAY": LONG_WAY, "UNKNOWN": UNKNOWN, "find": self.forms.get, "add": _add,
+                 "settings": SETTINGS_NOW, "noted": noted, "Unread": Unread, "OURS": OURS}
+        nested = not NESTED.isdisjoint(classes)
+        find = _FIND_GENERAL if nested else _FIND_THERE if memories else _FIND
+        spelled = {"key": ", ".join(key) + ",", "general": ", ".join(general) + ",",
+                   "memories": "\n".join(f"        {m} = {held}" for m, held in memories),
+                   "ours": " and ".join(f"{m}.__class__ in OURS" for m, _ in memories)}
         made: dict[str, Any] = {}
-        exec(compile(text, "<a reader of calls>", "exec"), made)
+        exec(compile(_READ.format(
+            names=", ".join(scope), lines=find.format(**spelled), general=spelled["general"],
+            parameters=", ".join([*names[:at], "*", *words] if words else names),
+            given="*held" if nested else ", ".join(given)), "<a reader of calls>", "exec"), made)
         self.form, self.read = made["written"](tuple(scope.values()))
+
+
+    def keep(self, key: Any, run: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """With the types whose ids the key has."""
+        if len(self.forms) > MOST_FORMS:
+            self.forms.clear()
+            self.kept.clear()
+        self.forms[key] = run
+        every = (*args, *kwargs.values())
+        self.kept += [x for x in every if type(x) in TYPES] + [x.type for x in tensors_in(every)]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Tensors in arguments."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = (*value.values(),)
+    return [t for x in value for t in tensors_in(x)] if isinstance(value, tuple | list) else []
+
+
+def _add(a: float, held: list[Any]) -> type:
+    held.append(a)
+    return float
+
+
+class FloatsDecide:
+    """Programs of a form for a GPU, by the values of the floats, which are no data there."""
+
+    def __init__(self) -> None:
+        self.programs: dict[tuple, Callable] = {}
+
+    def __call__(self, *given: Any) -> Any:
+        run = self.programs.get(_floats(given))
+        return UNKNOWN if run is None else run(*[x for x in given if x.__class__ is not float])
+
+
+def _floats(given: Sequence[Any]) -> tuple:
+    return tuple([x or repr(x) for x in given if x.__class__ is float])
 
 
 def _long_way(*args: Any, **kwargs: Any) -> Any:
@@ -152,6 +252,7 @@ class EagerCalls:
 
     def __init__(self, name: str, fn: Callable):
         self.name, self.fn, self.programs = name, fn, 0
+        CALLS[fn] = self
         self.readers: dict[Any, Callable] = {}
         self._readers: dict[Any, CallReader] = {}
 
@@ -161,24 +262,12 @@ class EagerCalls:
         return UNKNOWN if read is None else read(*args, **kwargs)
 
     def met(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """A call that was computed on the host, and of which a result is there."""
+        """A call that was computed, and of which a result is there."""
         if hooks.eager_ops or hooks.timed_ops or hooks.exits or \
                 config.device not in ("auto", "cpu"):
             return
-        classes = (*map(type, args), *kwargs, *map(type, kwargs.values()))
-        reader = self._readers.get(classes)
-        if reader is None:
-            if classes in self.readers:
-                return
-            kinds = [*map(type, args), *map(type, kwargs.values())]
-            if not READ.issuperset(kinds) or SOME.isdisjoint(kinds) or len(self.readers) > 256:
-                self.readers[classes] = _long_way
-                return
-            reader = self._readers[classes] = CallReader(kinds, [*kwargs])
-            self.readers[classes] = reader.read
-        try:
-            key, _ = reader.form(*args, **kwargs)
-        except Unread:
+        reader, key, given = self._known(args, kwargs)
+        if reader is None or key in reader.forms or not all(type(x) is np.ndarray for x in given):
             return
         seen = reader.counts[key] = reader.counts.get(key, 0) + 1
         if seen < MEETINGS + self.programs // SLOWER_BY:
@@ -186,17 +275,49 @@ class EagerCalls:
                 reader.counts.clear()
             return
         reader.counts.pop(key, None)
-        if len(reader.forms) > MOST_FORMS:
-            reader.forms.clear()
-            reader.kept.clear()
-        run, types = host_program(self.name, self.fn, args, kwargs)
         self.programs += 1
-        reader.kept.append((types, args if TYPES & {*map(type, args)} else None,
-                            kwargs if TYPES & {*map(type, kwargs.values())} else None))
-        reader.forms[key] = run or _long_way
+        run = host_program(self.name, self.fn, args, kwargs)
+        reader.keep(key, run or _long_way, args, kwargs)
+
+    def keep(self, args: tuple, kwargs: dict[str, Any], operands: int,
+             made: Callable[[Sequence[Any]], Callable | None]) -> None:
+        """A program of so many operands for a GPU. made: of their memory and of floats: a function
+        of these."""
+        reader, key, given = self._known(args, kwargs)
+        if reader is None or any(x._scale is not None for x in tensors_in((args, kwargs))):
+            return
+        if operands == len(given):
+            if (run := made(given)) is not None:
+                reader.keep(key, run, args, kwargs)
+        elif operands == len(rest := [x for x in given if x.__class__ is not float]) and (
+                run := made(rest)) is not None:
+            chosen = reader.forms.get(key)
+            if type(chosen) is not FloatsDecide or len(chosen.programs) > MOST_FORMS:
+                reader.keep(key, chosen := FloatsDecide(), args, kwargs)
+            chosen.programs[_floats(given)] = run
+
+    def _known(self, args: tuple, kwargs: dict[str, Any]) -> tuple[CallReader | None, Any, list]:
+        """What reads a call, its form, and its memory; None of one that is not seen at a glance."""
+        classes = (*map(type, args), *kwargs, *map(type, kwargs.values()))
+        reader = self._readers.get(classes)
+        if reader is None:
+            if classes in self.readers:
+                return None, None, []
+            kinds = [*map(type, args), *map(type, kwargs.values())]
+            if not READ.issuperset(kinds) or SOME.isdisjoint(kinds) or len(self.readers) > 256:
+                self.readers[classes] = _long_way
+                return None, None, []
+            reader = self._readers[classes] = CallReader(kinds, [*kwargs])
+            self.readers[classes] = reader.read
+        try:
+            return reader, *reader.form(*args, **kwargs)
+        except Unread:
+            return None, None, []
 
 
-SOME = frozenset({Tensor, tuple, list})  # one of which a call on the host has
-READ = frozenset({*SOME, float, slice, *VALUES, *TYPES})
+TENSORS, NESTED = frozenset({Tensor, Resident}), frozenset({tuple, list, slice})
+SOME = frozenset({*TENSORS, tuple, list})  # one of which a call has
+READ = frozenset({*TENSORS, *NESTED, float, *VALUES, *TYPES})
+CALLS: dict[Callable, EagerCalls] = {}  # by function
 
-__all__ = ["LONG_WAY", "UNKNOWN", "EagerCalls"]
+__all__ = ["CALLS", "LONG_WAY", "UNKNOWN", "EagerCalls", "Unread", "noted"]

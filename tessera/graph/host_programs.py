@@ -42,14 +42,13 @@ LONG_WAY = Outcome("LONG_WAY")  # it goes the way of a call that is not known
 
 
 def host_program(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]
-                 ) -> tuple[Callable | None, list[NumericType]]:
-    """A function of the arrays of the tensors of a call, in the order in which they are given, and
-    the types of these. None of a call that has no program."""
+                 ) -> Callable | None:
+    """A function of the arrays of the tensors of a call, in the order in which they are given. None
+    of a call that has no program."""
     operands: list[Tensor] = []
     _each_tensor((args, kwargs), operands.append)
-    types = [x.type for x in operands]
     if not all(map(_is_plain, operands)):
-        return None, types
+        return None
     box: list[Any] = []
 
     def body(*tracers: Tensor) -> list[Tensor]:
@@ -63,15 +62,15 @@ def host_program(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]
     try:
         graph = trace(body, [aval_of(x) for x in operands], name)
         if not _is_pure(graph):
-            return None, types
+            return None
         want, ran = _observed(fn, args, kwargs)
     except TesseraError:  # values are needed, or the next call raises it again
-        return None, types
+        return None
     flat, structure = tree.flatten(want)
     if ran is None or warned != errors.warnings_given() or structure != box[0] or not (
             _same(graph, ran) and all(map(_is_result, flat))):
-        return None, types
-    return _checked(graph, structure, operands, flat), types
+        return None
+    return _checked(graph, structure, operands, flat)
 
 
 def _each_tensor(value: Any, of: Callable[[Tensor], Any]) -> Any:
@@ -99,7 +98,8 @@ def _is_result(x: Any) -> bool:
     return type(x) is Tensor and _is_plain(x) and not x._is_param
 
 
-def _observed(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, list[Operation] | None]:
+def _observed(fn: Callable, args: tuple, kwargs: dict[str, Any]
+              ) -> tuple[Any, list[Operation] | None]:
     """The result of a call, and the ops that it ran: with an observer all go the long way. None in
     their place where the values of a tensor were looked at."""
     ran: list[Operation] = []

@@ -39,7 +39,14 @@ from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
 from tessera.runtime.recordings import between_recordings
 from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
 from tessera.tile.launch.memory_turns import InTurn, end_turns
-from tessera.tile.launch.shared_views import SharedView, end_views, export, is_exported, is_shared, whole_of
+from tessera.tile.launch.shared_views import (
+    SharedView,
+    end_views,
+    export,
+    is_exported,
+    is_shared,
+    whole_of,
+)
 from tessera.tile.launch.used_by import UsedBy
 
 from .upload import upload
