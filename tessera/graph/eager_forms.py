@@ -256,6 +256,11 @@ class EagerCalls:
         self.readers: dict[Any, Callable] = {}
         self._readers: dict[Any, CallReader] = {}
 
+    def forget(self) -> None:
+        """As if nobody had called it."""
+        self.readers.clear()
+        self._readers.clear()
+
     def read(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         read = self.readers.get((*map(type, args), *kwargs, *map(type, kwargs.values()))
                                 if kwargs else tuple(map(type, args)))

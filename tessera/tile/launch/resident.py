@@ -189,32 +189,39 @@ class Resident(Tensor):
         rows = self._row_range(index)
         if rows is None:
             return super().__getitem__(index)
-        begin, end = rows
-        rest = self._shape[1:]
-        shared = rows_of(self, rest if isinstance(index, int) else (end - begin, *rest),
-                         begin * stored_bytes(rest, self.dtype))
+        shape, begin = rows
+        shared = rows_of(self, shape, begin)
         if shared is not None:
             return shared
-        made = Resident(rest if isinstance(index, int) else (end - begin, *rest), self.type,
-                        self.storage.device.index)
-        with self.storage.device.current():
-            if made.storage.nbytes:
-                made.storage.copy(self.storage, begin * stored_bytes(rest, self.dtype))
-                self.storage.give_back()
+        source = self.storage
+        made = Resident(shape, self.type, source.device.index)
+        if made._storage.nbytes:
+            before = source.device.activate()
+            try:
+                made._storage.copy(source, begin)
+                source.give_back()
+            finally:
+                restore(before)
         return made
 
-    def _row_range(self, index: Any) -> tuple[int, int] | None:
-        """The rows that x[3] and x[4:8] select, which one copy takes; None of other indices."""
-        if trace_state.builder is not None or self.dtype.packed or self.scale is not None or not (
-                self._shape) or isinstance(index, bool):
+    def _row_range(self, index: Any) -> tuple[tuple[int, ...], int] | None:
+        """The extents of the rows that x[3] and x[4:8] select, which one copy takes, and the byte
+        at which they begin; None of other indices."""
+        if trace_state.builder is not None or self._scale is not None or not self._shape or \
+                self.type.dtype.packed:
             return None
-        if isinstance(index, int) and -self._shape[0] <= index < self._shape[0]:
-            return index % self._shape[0], index % self._shape[0] + 1
-        if isinstance(index, slice) and index.step in (None, 1) and all(
+        extent, rest = self._shape[0], self._shape[1:]
+        if type(index) is int:
+            if not -extent <= index < extent:
+                return None
+            begin, shape = index % extent, rest
+        elif type(index) is slice and index.step in (None, 1) and all(
                 isinstance(i, int | None) for i in (index.start, index.stop)):
-            begin, end, _ = index.indices(self._shape[0])
-            return begin, max(begin, end)
-        return None
+            begin, end, _ = index.indices(extent)
+            shape = (max(begin, end) - begin, *rest)
+        else:
+            return None
+        return shape, begin * prod(rest) * self.type.dtype.numpy.itemsize
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """As of any tensor. A run along every axis, x[2], x[:, 3:5], is written where it lies, by a
@@ -304,15 +311,15 @@ def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
     copied: they begin where new memory would not, by which kernels are compiled, others may write
     there, or they would keep much more memory than they are."""
     memory = x._storage
-    if isinstance(memory, SharedView) and memory.chain is None:
+    if type(memory) is SharedView and memory.chain is None:
         memory = memory.base._storage
-    nbytes = stored_bytes(shape, x.dtype)
     if type(memory) not in SHAREABLE:
         return None
+    nbytes = prod(shape) * x.type.dtype.numpy.itemsize
     whole = memory.whole if type(memory) is BufferPart else memory
     at = memory.pointer - whole.pointer + begin
     if at % ALIGNED or not nbytes or is_exported(whole) or (
-            whole.nbytes > max(MOST_KEPT * nbytes, FEW_BYTES)):
+            whole.nbytes > FEW_BYTES and whole.nbytes > MOST_KEPT * nbytes):
         return None
     part = BufferPart(whole, at, nbytes)
     made = resident_at(shape, x.type, part)

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
     from .resident import Resident
 
-_views: dict[int, weakref.WeakSet[SharedView]] = {}  # by the id of the memory, which they keep
+_views: dict[int, list[weakref.ref[SharedView]]] = {}  # by the id of the memory, which they keep
 _exported: weakref.WeakSet[DeviceBuffer] = weakref.WeakSet()  # others may write there at any time
 _any_exported: set[Any] = _exported.data  # type: ignore[attr-defined]  # whose bool() is quicker
 
 
 MOST = 256  # memories of which is known whether they have views, before it is asked of each
+FEW = 64  # views of a memory, before it is asked which are still there
 ONE = 3  # who has memory that only a view has: its base, a name, and the argument of getrefcount
 
 
@@ -51,10 +52,12 @@ class SharedView:
         views = _views.get(number)
         if views is None:
             if len(_views) >= MOST:  # memory that went is the id of some other, without a view
-                for n in [n for n, views in tuple(_views.items()) if not views]:
+                for n in [n for n, views in tuple(_views.items()) if not any(v() for v in views)]:
                     _views.pop(n, None)
-            views = _views.setdefault(number, weakref.WeakSet())
-        views.add(self)
+            views = _views.setdefault(number, [])
+        views.append(weakref.ref(self))
+        if (count := len(views)) >= FEW and not count & (count - 1):
+            views[:] = [view for view in views if view() is not None]
 
     @property
     def device(self) -> Any:
@@ -87,8 +90,9 @@ def is_shared(memory: DeviceBuffer) -> bool:
 
 def end_views(memory: DeviceBuffer) -> None:
     """Somebody may write there: its views have elements of their own from here on."""
-    for view in [*_views.get(id(memory), ())]:
-        if (x := view.of()) is not None and x._storage is view:
+    for ref in [*_views.get(id(memory), ())]:
+        view = ref()
+        if view is not None and (x := view.of()) is not None and x._storage is view:
             view.own()
 
 

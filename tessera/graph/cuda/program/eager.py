@@ -156,6 +156,20 @@ class EagerProgram:
         made._storage = SharedView(base, None if self.view else self, made)
         return made
 
+    def viewed(self, extents: Any, numeric: NumericType, at_length: Callable) -> Callable:
+        """The same of the memory of an operand of such extents and type, in memory of ours."""
+        shape, own = self._result
+        lies, chain = (shape, None) if self.view else (extents, self)
+
+        def run(memory: Any) -> Any:
+            if is_exported(whole_of(memory)):
+                return at_length(memory)
+            made = resident_at(shape, own, memory)
+            made._storage = SharedView(resident_at(lies, numeric, memory), chain, made)
+            return made
+
+        return at_length if numeric.dtype.packed else run
+
     @functools.cached_property
     def _result(self) -> tuple[Any, NumericType]:
         out = self.graph.outputs[0].aval
@@ -281,8 +295,10 @@ def _at_once(program: EagerProgram, like: Sequence[Tensor], given: Sequence[Any]
             return LONG_WAY
         return _run(program, [operand(x, *t) for x, t in zip(given, types, strict=True)])
 
-    if runs is None or program.view is not None or Borrowed in map(type, given):
+    if runs is None or Borrowed in map(type, given):
         return at_length
+    if program.view is not None:
+        return program.viewed(*types[0], at_length) if not wide else at_length
 
     def run(*given: Any) -> Any:
         if wide and UNSTATED:
