@@ -258,6 +258,7 @@ class EagerCalls:
 
     def forget(self) -> None:
         """As if nobody had called it."""
+        self.programs = 0
         self.readers.clear()
         self._readers.clear()
 
