@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -367,6 +367,9 @@ class Tensor(Operators):
             raise UnknownNameError(f"a tensor has no attribute {name!r}", name, _attributes,
                                    {**function, **METHODS})
         return op(self) if name in PROPERTIES else MethodType(op, self)
+
+    if TYPE_CHECKING:  # of the graph layer, see Operators
+        def __getitem__(self, index: Any) -> Tensor: ...
 
     # --- how it looks -------------------------------------------------------------------------
     def __repr__(self) -> str:

@@ -123,7 +123,7 @@ class DeviceBuffer:
                   "copy from the GPU")
 
         self.device.synchronize(copy)
-        found = np.ndarray((), kind, word.raw)  # type: ignore[call-overload]
+        found = word.words.view(kind)[0]
         value = (found if kind.kind in "biuf" else found.astype(np.float32)).item()
         spare.append(word)
         return value
