@@ -1,4 +1,5 @@
-"""x[index] = value of a tensor on a GPU: the elements that are written move, and no others."""
+"""x[index] and x[index] = value of a tensor on a GPU: the elements that are meant move, and no
+others. Where they begin is data, so that a loop over places compiles one kernel."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from ..tile.launch.resident import Resident, on_gpu
 from . import functions as F
 from .eager_forms import Unread, noted
 from .jit import jit
+from .operand import named
 from .ops.convert import to_nearest
 
 Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -90,6 +92,51 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
     return True
 
 
+MOST_BYTES = 1 << 20  # of a part that is read so; the place of a larger one decides how it is read
+MOST_PARTS = 1024
+# By extents, type and index: where a part begins, and behind its sizes along all axes its extents.
+_parts: dict[Any, tuple[tuple[int, ...], tuple[int, ...]] | None] = {}
+_starts: dict[tuple[tuple[int, ...], int], Resident] = {}  # by values and GPU
+
+
+def read_part(x: Resident, index: tuple) -> Tensor | None:
+    """A part of x as a tensor of its own; None of an index that is no run along every axis, or is
+    outside, of the whole, and of parts that are large."""
+    if x._scale is not None:
+        return None
+    try:
+        key = x._shape, x.type.dtype, noted(index, [])
+    except Unread:
+        return None
+    if key not in _parts:
+        if len(_parts) >= MOST_PARTS:
+            _parts.clear()
+        _parts[key] = _read_alone(x, index)
+    part = _parts[key]
+    if part is None:
+        return None
+    starts, extents = part
+    begin = _starts.get(place := (starts, x.place))
+    if begin is None:
+        if len(_starts) >= MOST_PARTS:
+            _starts.clear()
+        begin = _starts[place] = on_gpu(as_tensor(np.array(starts)), x.place)
+    return _part(x, begin, extents)
+
+
+def _read_alone(x: Resident, index: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    part = part_of(x._shape, index) if x._shape and not x.type.dtype.packed else None
+    if part is None or part[1] == x._shape:
+        return None
+    starts, sizes, own = part
+    return (starts, sizes + own) if 0 < stored_bytes(sizes, x.dtype) <= MOST_BYTES else None
+
+
+@named("subscript")
+def _part(x: Tensor, starts: Tensor, extents: tuple[int, ...]) -> Tensor:
+    return F.reshape(F.dynamic_slice(x, starts, extents[:x.ndim]), extents[x.ndim:])
+
+
 MOST_RUNS = 1024
 _runs: dict[Any, int] = {}  # by the form of one that is one copy: the byte at which it begins
 
@@ -142,5 +189,6 @@ def _assigned(x: Tensor, value: Tensor, starts: Tensor, *, sizes: tuple[int, ...
 
 
 hooks.assign.fill(assign)
+hooks.read_part.fill(read_part)
 
-__all__ = ["assign", "part_of"]
+__all__ = ["assign", "part_of", "read_part"]

@@ -101,16 +101,16 @@ def noted(a: Any, held: list[Any]) -> Any:
 
 def _noted_there(a: Resident, held: list[Any]) -> Any:
     """In place of a view that has no elements of its own, what it is a view of, and the view."""
-    memory, chain, x = a._storage, None, a
+    memory, chain, shape = a._storage, None, a._shape
     if type(memory) is SharedView:
-        chain, x = memory.chain, memory.base if memory.chain is not None else a
-        memory = memory.base._storage
+        chain, shape = memory.chain, memory.shape if memory.chain is not None else shape
+        memory = memory.memory
     elif type(memory) is InTurn:
         memory = a.held_now()
     if type(memory) not in OURS and type(memory) is not Borrowed:
         raise Unread
     held.append(memory)
-    return (x._shape, id(x.type), a._scale, a._name, memory.device.index, chain,
+    return (shape, id(a.type), a._scale, a._name, memory.device.index, chain,
             type(memory) is Borrowed)
 
 

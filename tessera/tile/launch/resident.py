@@ -156,7 +156,7 @@ class Resident(Tensor):
         """The value of a tensor with one element as a Python scalar."""
         memory = self._storage
         if type(memory) is SharedView and memory.chain is None:
-            memory = memory.base._storage
+            memory = memory.memory
         if type(memory) not in SHAREABLE or self._scale is not None or self.type.dtype.packed or \
                 prod(self._shape) != 1 or trace_state.read is not None or hooks.timed_steps or \
                 is_exported(whole_of(memory)):
@@ -186,9 +186,12 @@ class Resident(Tensor):
         return self.copy()
 
     def __getitem__(self, index: Any) -> Tensor:
+        if trace_state.builder is not None or index is None:
+            return super().__getitem__(index)
         rows = self._row_range(index)
         if rows is None:
-            return super().__getitem__(index)
+            part = hooks.read_part.get()(self, index) if type(index) is tuple else None
+            return super().__getitem__(index) if part is None else part
         shape, begin = rows
         shared = rows_of(self, shape, begin)
         if shared is not None:
@@ -207,8 +210,7 @@ class Resident(Tensor):
     def _row_range(self, index: Any) -> tuple[tuple[int, ...], int] | None:
         """The extents of the rows that x[3] and x[4:8] select, which one copy takes, and the byte
         at which they begin; None of other indices."""
-        if trace_state.builder is not None or self._scale is not None or not self._shape or \
-                self.type.dtype.packed:
+        if self._scale is not None or not self._shape or self.type.dtype.packed:
             return None
         extent, rest = self._shape[0], self._shape[1:]
         if type(index) is int:
@@ -301,6 +303,7 @@ def resident_at(shape: tuple[int, ...], numeric: NumericType, memory: Any) -> Re
 
 
 _new: Any = Resident.__new__
+SharedView.tensor_at = resident_at
 PLAIN.add(Resident)
 MOST_KEPT = 16  # times the bytes of some rows that they may keep; more are copied
 FEW_BYTES = 1 << 20  # that may be kept by fewer
@@ -312,7 +315,7 @@ def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
     there, or they would keep much more memory than they are."""
     memory = x._storage
     if type(memory) is SharedView and memory.chain is None:
-        memory = memory.base._storage
+        memory = memory.memory
     if type(memory) not in SHAREABLE:
         return None
     nbytes = prod(shape) * x.type.dtype.numpy.itemsize
@@ -323,7 +326,7 @@ def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
         return None
     part = BufferPart(whole, at, nbytes)
     made = resident_at(shape, x.type, part)
-    made._storage = SharedView(resident_at(shape, x.type, part), None, made)
+    made._storage = SharedView(shape, x.type, part, None, made)
     return made
 
 

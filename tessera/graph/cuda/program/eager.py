@@ -147,13 +147,13 @@ class EagerProgram:
     def _shared(self, x: Any) -> Resident | None:
         """The view of an operand, which shares its memory; None where others may write there."""
         held: Any = x._storage if type(x) is Resident else None
-        memory: Any = held.base._storage if type(held) is SharedView else held
+        memory: Any = held.memory if type(held) is SharedView else held
         if type(memory) not in OURS or x.type.dtype.packed or is_exported(whole_of(memory)):
             return None
         shape, numeric = self._result
         made = resident_at(shape, numeric, memory)
-        base = resident_at(shape if self.view else x._shape, x.type, memory)
-        made._storage = SharedView(base, None if self.view else self, made)
+        lies, chain = (shape, None) if self.view else (x._shape, self)
+        made._storage = SharedView(lies, x.type, memory, chain, made)
         return made
 
     def viewed(self, extents: Any, numeric: NumericType, at_length: Callable) -> Callable:
@@ -165,7 +165,7 @@ class EagerProgram:
             if is_exported(whole_of(memory)):
                 return at_length(memory)
             made = resident_at(shape, own, memory)
-            made._storage = SharedView(resident_at(lies, numeric, memory), chain, made)
+            made._storage = SharedView(lies, numeric, memory, chain, made)
             return made
 
         return at_length if numeric.dtype.packed else run
