@@ -60,7 +60,7 @@ def host_program(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]
 
     warned = errors.warnings_given()
     try:
-        graph = trace(body, [aval_of(x) for x in operands], name)
+        graph = trace(body, [aval_of(x) for x in operands], name, checks=True)
         if not _is_pure(graph):
             return None
         want, ran = _observed(fn, args, kwargs)
