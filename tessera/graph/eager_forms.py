@@ -32,10 +32,12 @@ from ..tile.launch.resident import Resident
 from ..tile.launch.shared_views import SharedView
 from .host_programs import LONG_WAY, Outcome, host_program
 from .placed_leaves import OURS
+from .weak_numbers import is_internal
 
 UNKNOWN = Outcome("UNKNOWN")  # a call of a form that may become known
 MEETINGS = 3  # of a form, before a program is written for it
 MOST_FORMS = 512  # of a function and classes of arguments
+MOST_ITEMS = 64  # of a container that is looked into
 SLOWER_BY = 16  # programs of a function for which a form has to be met once more
 VALUES = frozenset({int, bool, str, type(None), type(...)})
 TYPES = frozenset({NumericType, DType})
@@ -76,15 +78,23 @@ class Unread(Exception):
     """An argument whose value is not seen at a glance."""
 
 
+def meaning(name: str) -> Any:
+    """Of the name of a tensor: True of one that its user gave it, which decides nothing; the name
+    of one that stands for a number."""
+    return name if is_internal(name) else True
+
+
 def noted(a: Any, held: list[Any]) -> Any:
     """The part of an argument in the form of its call. held: takes the memory of tensors in it."""
     kind = a.__class__
     if kind is Tensor:
         held.append(a._buffer)
-        return a._shape, id(a.type), a._scale, a._name
+        return a._shape, id(a.type), a._scale is None, a._name is None or meaning(a._name)
     if kind is Resident:
         return _noted_there(a, held)
     if kind is tuple or kind is list:
+        if len(a) > MOST_ITEMS:
+            raise Unread
         if {*map(type, a)} == {int}:
             return kind, int, *a
         return kind, *[noted(x, held) for x in a]
@@ -110,8 +120,8 @@ def _noted_there(a: Resident, held: list[Any]) -> Any:
     if type(memory) not in OURS and type(memory) is not Borrowed:
         raise Unread
     held.append(memory)
-    return (shape, id(a.type), a._scale, a._name, memory.device.index, chain,
-            type(memory) is Borrowed)
+    return (shape, id(a.type), a._scale is None, a._name is None or meaning(a._name),
+            memory.device.index, chain, type(memory) is Borrowed)
 
 
 _READ = """\
@@ -170,8 +180,9 @@ class CallReader:
         for name in names:
             kind, seen, memory = kinds[name], "", ""
             if kind in TENSORS:
-                seen, memory = f"{name}._shape, id({name}.type), {name}._scale, {name}._name", \
-                    f"{name}._buffer"
+                seen = f"{name}._shape, id({name}.type), {name}._scale is None, " \
+                    f"{name}._name is None or meaning({name}._name)"
+                memory = f"{name}._buffer"
             if kind is Resident:
                 memory = f"m_{name}"
                 seen += f", {memory}.device.index, None, False"
@@ -189,7 +200,8 @@ class CallReader:
                            f"noted({name}, held)" if kind in NESTED else seen)
         scope = {"eager_ops": hooks.eager_ops, "timed_ops": hooks.timed_ops, "exits": hooks.exits,
                  "LONG_WAY": LONG_WAY, "UNKNOWN": UNKNOWN, "find": self.forms.get, "add": _add,
-                 "settings": SETTINGS_NOW, "noted": noted, "Unread": Unread, "OURS": OURS}
+                 "settings": SETTINGS_NOW, "noted": noted, "Unread": Unread, "OURS": OURS,
+                 "meaning": meaning}
         nested = not NESTED.isdisjoint(classes)
         find = _FIND_GENERAL if nested else _FIND_THERE if memories else _FIND
         spelled = {"key": ", ".join(key) + ",", "general": ", ".join(general) + ",",

@@ -24,6 +24,7 @@ from .ir import Graph, Node, Value
 from .op import GraphOp
 from .trace import aval_of, trace
 from .tree_code import expression
+from .weak_numbers import is_internal
 
 Operation = tuple[GraphOp, dict[str, Any]]
 
@@ -85,7 +86,8 @@ def _each_tensor(value: Any, of: Callable[[Tensor], Any]) -> Any:
 
 def _is_plain(x: Tensor) -> bool:
     """Whether its elements are all that it is."""
-    return x._scale is None and x._name is None and _is_stored(x.type)
+    return x._scale is None and _is_stored(x.type) and (
+        x._name is None or not is_internal(x._name))
 
 
 def _is_stored(numeric: NumericType) -> bool:
@@ -95,7 +97,7 @@ def _is_stored(numeric: NumericType) -> bool:
 
 
 def _is_result(x: Any) -> bool:
-    return type(x) is Tensor and _is_plain(x) and not x._is_param
+    return type(x) is Tensor and _is_plain(x) and x._name is None and not x._is_param
 
 
 def _observed(fn: Callable, args: tuple, kwargs: dict[str, Any]

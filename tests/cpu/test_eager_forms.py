@@ -256,6 +256,29 @@ def test_parameters_and_names_stay_behind(rng: np.random.Generator) -> None:
             assert not y.is_param and y.name is None
 
 
+def test_names_decide_nothing(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = drawn(rng, 3)
+    for i in range(4):
+        x.name = f"x{i}"
+        x * 2.0
+    x.name = "another"
+    monkeypatch.setattr(trace, "run_eager", lambda *a: pytest.fail(f"{a[0]} goes the long way"))
+    assert (x * 2.0).name is None
+
+
+def test_long_lists_and_scales_are_not_kept(rng: np.random.Generator) -> None:
+    x = drawn(rng, 100)
+    scaled = [ts.quantize(drawn(rng, 4, 4), "fp8_e4m3 @scaled(amax)") for _ in range(8)]
+    many = [float(i) for i in range(100)]
+    for _ in range(6):
+        np.testing.assert_array_equal((x + many).array, x.array + np.asarray(many, np.float32))
+        for q in scaled:
+            np.testing.assert_array_equal((q * 2.0).array, ts.dequantize(q).array * 2)
+    held = [v for c in eager_forms.CALLS.values() for r in c._readers.values()
+            for key in (*r.forms, *r.counts) for v in key]
+    assert held and not any(isinstance(v, ts.Tensor) or v in many[5:] for v in held)
+
+
 def test_settings_that_change_are_seen(rng: np.random.Generator) -> None:
     number = eager_forms.SETTINGS_NOW.number
     with ts.config.scope(num_threads=3):

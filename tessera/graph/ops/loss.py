@@ -265,8 +265,8 @@ CHECK_LABELS = GraphOp(
     host="now",
     samples=(sample(((2, 3), "index:5"), extent=5, ignore_index=None),
              sample(((3,), "index:4"), extent=3, ignore_index=3)),
-    doc="labels, each of 0 .. extent - 1 or ignore_index; an ArgumentError otherwise. Calls outside "
-        "of traces have it",
+    doc="labels, each of 0 .. extent - 1 or ignore_index; an ArgumentError otherwise. Calls "
+        "outside of traces have it",
 )
 
 

@@ -217,8 +217,8 @@ class Resident(Tensor):
             if not -extent <= index < extent:
                 return None
             begin, shape = index % extent, rest
-        elif type(index) is slice and index.step in (None, 1) and all(
-                isinstance(i, int | None) for i in (index.start, index.stop)):
+        elif type(index) is slice and index.step in (None, 1) and (
+                type(index.start) in BOUNDS and type(index.stop) in BOUNDS):
             begin, end, _ = index.indices(extent)
             shape = (max(begin, end) - begin, *rest)
         else:
@@ -302,6 +302,7 @@ def resident_at(shape: tuple[int, ...], numeric: NumericType, memory: Any) -> Re
     return made
 
 
+BOUNDS = frozenset({int, type(None)})
 _new: Any = Resident.__new__
 SharedView.tensor_at = resident_at
 PLAIN.add(Resident)
