@@ -111,7 +111,7 @@ def _observed(fn: Callable, args: tuple, kwargs: dict[str, Any]
         if threading.get_ident() == here:
             ran.append((op, attrs))
 
-    hooks.eager_ops.append(see)
+    hooks.eager_ops.insert(0, see)  # others may leave as they are called
     try:
         with values_read() as read:
             made = fn(*args, **kwargs)
