@@ -129,36 +129,36 @@ def written(scope):
     {names} = scope
 
     def form({parameters}):
-        held = []
-        return ({general}), held
+        _held = []
+        return ({general}), _held
 
     def read({parameters}):
-        if eager_ops or timed_ops or exits:
-            return LONG_WAY
+        if _eager_ops or _timed_ops or _exits:
+            return _LONG_WAY
 {lines}
-        if run is None:
-            return UNKNOWN
-        return run({given})
+        if _run is None:
+            return _UNKNOWN
+        return _run({given})
     return form, read
-"""
-_FIND = "        run = find(({key}))"
+"""  # underscores: words of a call are names here
+_FIND = "        _run = _find(({key}))"
 _FIND_GENERAL = """\
-        held = []
+        _held = []
         try:
-            run = find(({general}))
-        except Unread:
-            return LONG_WAY"""
+            _run = _find(({general}))
+        except _Unread:
+            return _LONG_WAY"""
 _FIND_THERE = """\
 {memories}
         if {ours}:
-            run = find(({key}))
+            _run = _find(({key}))
         else:
-            held = []
+            _held = []
             try:
-                run = find(({general}))
-            except Unread:
-                return LONG_WAY
-            return UNKNOWN if run is None else run(*held)"""
+                _run = _find(({general}))
+            except _Unread:
+                return _LONG_WAY
+            return _UNKNOWN if _run is None else _run(*_held)"""
 
 
 class CallReader:
@@ -173,45 +173,46 @@ class CallReader:
         self.counts: dict[Any, int] = {}
         self.kept: list[Any] = []  # whose ids keys have
         at = len(classes) - len(words)
-        names = [f"a{i}" for i in range(at)] + words
+        names = [f"_a{i}" for i in range(at)] + words
         kinds = dict(zip(names, classes, strict=True))
         there = Resident in classes  # where floats are data
-        key, general, given, memories = ["settings.number"], ["settings.number"], [], []
+        key, general, given, memories = ["_settings.number"], ["_settings.number"], [], []
         for name in names:
             kind, seen, memory = kinds[name], "", ""
             if kind in TENSORS:
-                seen = f"{name}._shape, id({name}.type), {name}._scale is None, " \
-                    f"{name}._name is None or meaning({name}._name)"
+                seen = f"{name}._shape, _id({name}.type), {name}._scale is None, " \
+                    f"{name}._name is None or _meaning({name}._name)"
                 memory = f"{name}._buffer"
             if kind is Resident:
-                memory = f"m_{name}"
+                memory = f"_m_{name}"
                 seen += f", {memory}.device.index, None, False"
                 memories.append((memory, f"{name}._storage"))
             elif kind is float:
-                seen, memory = ("float", name) if there else (f"float, {name} or repr({name})", "")
+                seen, memory = ("_float", name) if there else (
+                    f"_float, {name} or _repr({name})", "")
             elif kind in TYPES:
-                seen = f"id({name})"
+                seen = f"_id({name})"
             elif kind in VALUES:
                 seen = name
             key.append(seen)
             given += [memory] * bool(memory)
-            general.append(f"*noted({name}, held)" if kind in TENSORS else
-                           f"add({name}, held)" if kind is float and there else
-                           f"noted({name}, held)" if kind in NESTED else seen)
-        scope = {"eager_ops": hooks.eager_ops, "timed_ops": hooks.timed_ops, "exits": hooks.exits,
-                 "LONG_WAY": LONG_WAY, "UNKNOWN": UNKNOWN, "find": self.forms.get, "add": _add,
-                 "settings": SETTINGS_NOW, "noted": noted, "Unread": Unread, "OURS": OURS,
-                 "meaning": meaning}
+            general.append(f"*_noted({name}, _held)" if kind in TENSORS else
+                           f"_add({name}, _held)" if kind is float and there else
+                           f"_noted({name}, _held)" if kind in NESTED else seen)
+        scope = {"_eager_ops": hooks.eager_ops, "_timed_ops": hooks.timed_ops, "_id": id,
+                 "_exits": hooks.exits, "_LONG_WAY": LONG_WAY, "_UNKNOWN": UNKNOWN, "_repr": repr,
+                 "_find": self.forms.get, "_add": _add, "_settings": SETTINGS_NOW, "_float": float,
+                 "_noted": noted, "_Unread": Unread, "_OURS": OURS, "_meaning": meaning}
         nested = not NESTED.isdisjoint(classes)
         find = _FIND_GENERAL if nested else _FIND_THERE if memories else _FIND
         spelled = {"key": ", ".join(key) + ",", "general": ", ".join(general) + ",",
                    "memories": "\n".join(f"        {m} = {held}" for m, held in memories),
-                   "ours": " and ".join(f"{m}.__class__ in OURS" for m, _ in memories)}
+                   "ours": " and ".join(f"{m}.__class__ in _OURS" for m, _ in memories)}
         made: dict[str, Any] = {}
         exec(compile(_READ.format(
             names=", ".join(scope), lines=find.format(**spelled), general=spelled["general"],
             parameters=", ".join([*names[:at], "*", *words] if words else names),
-            given="*held" if nested else ", ".join(given)), "<a reader of calls>", "exec"), made)
+            given="*_held" if nested else ", ".join(given)), "<a reader of calls>", "exec"), made)
         self.form, self.read = made["written"](tuple(scope.values()))
 
 

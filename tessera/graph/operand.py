@@ -47,13 +47,8 @@ PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 def public(fn: Function) -> Function:
     """Register a public function; its errors name it and its tensor arguments."""
     name, states_type = f"ts.{fn.__name__}", getattr(fn, "states_type", False)
-    calls = EagerCalls(name, fn)
 
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        now = LONG_WAY if trace_state.builder is not None else calls.read(args, kwargs)
-        if now is not UNKNOWN and now is not LONG_WAY:
-            return now
+    def compute(args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
             out = _run(name, fn, args, kwargs)
         except TesseraError as err:
@@ -68,19 +63,43 @@ def public(fn: Function) -> Function:
             raise refusal from err
         if wide_arrays.ANY_UNSTATED and not states_type:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
-        for leave in hooks.exits:
-            leave(out)
-        if now is UNKNOWN:
-            calls.met(args, kwargs)
         return out
 
-    call.eager = calls  # type: ignore[attr-defined]
+    call = _known_or(name, fn, compute)
     if fn.__name__ in PUBLIC:
         raise ArgumentError(f"a public function named {fn.__name__!r} exists already")
     PUBLIC[fn.__name__] = call
     setattr(F, fn.__name__, refuses(call))
     F.__all__.append(fn.__name__)
     return call  # type: ignore[return-value]
+
+
+def _known_or(name: str, fn: Callable, compute: Callable[[tuple, dict[str, Any]], Any]) -> Callable:
+    """fn as it is called: as a call like one before, where it is one, else the long way, compute.
+    """
+    calls = EagerCalls(name, fn)
+    readers = calls.readers
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        now: Any = LONG_WAY
+        if trace_state.builder is None:
+            if kwargs:
+                now = calls.read(args, kwargs)
+            else:
+                read = readers.get(tuple(map(type, args)))
+                now = UNKNOWN if read is None else read(*args)
+            if now is not UNKNOWN and now is not LONG_WAY:
+                return now
+        out = compute(args, kwargs)
+        for leave in hooks.exits:  # of this frame, which the sentinel knows
+            leave(out)
+        if now is UNKNOWN:
+            calls.met(args, kwargs)
+        return out
+
+    call.eager = calls  # type: ignore[attr-defined]
+    return call
 
 
 def _run(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -117,23 +136,16 @@ def named(name: str) -> Callable[[Function], Function]:
     """Decorator: errors of a function that is no public one say `name` and its tensor arguments."""
 
     def decorate(fn: Function) -> Function:
-        signature, calls = inspect.signature(fn), EagerCalls(name, fn)
+        signature = inspect.signature(fn)
 
-        @functools.wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            now = LONG_WAY if trace_state.builder is not None else calls.read(args, kwargs)
-            if now is not UNKNOWN and now is not LONG_WAY:
-                return now
+        def compute(args: tuple, kwargs: dict[str, Any]) -> Any:
             try:
-                out = _run(name, fn, args, kwargs)
+                return _run(name, fn, args, kwargs)
             except TesseraError as err:
                 name_operands(err, name, _tensor_arguments(signature, args, kwargs))
                 raise
-            if now is UNKNOWN:
-                calls.met(args, kwargs)
-            return out
 
-        return call  # type: ignore[return-value]
+        return _known_or(name, fn, compute)  # type: ignore[return-value]
 
     return decorate
 
