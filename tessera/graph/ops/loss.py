@@ -276,7 +276,7 @@ def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
     if not x.ndim or tuple(t.shape) != tuple(x.shape[:-1]):
         raise ShapeError(f"labels {show_shape(t.shape)} for logits {show_shape(x.shape)}: one "
                          "integer per row is needed")
-    attrs = {"extent": x.shape[-1], "ignore_index": ignore_index}
+    attrs: dict[str, Any] = {"extent": x.shape[-1], "ignore_index": ignore_index}
     if t.layout is not None and not isinstance(t, Tracer):
         for a in t._own_arrays():
             _check_labels_ref(a, **attrs)
