@@ -212,11 +212,6 @@ class Tensor(Operators):
         n = self._shape[-1] if self._shape else 1
         return unpack(self._buffer, self.dtype, n).reshape(self._shape)
 
-    def _own_arrays(self) -> list[np.ndarray]:  # what this process has, to look at without a word
-        if trace_state.read is not None:
-            trace_state.read.append(self)
-        return [self.array]
-
     # --- out to Python and NumPy --------------------------------------------------------------
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array: no copy for NumPy's own types; scaled types are multiplied
