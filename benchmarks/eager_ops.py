@@ -2,16 +2,20 @@
 done it.
 
     python benchmarks/eager_ops.py                # on a GPU, with torch
+    python benchmarks/eager_ops.py --cpu          # on the host, with torch where there is one
     python benchmarks/eager_ops.py --simulate     # host time alone, on GPUs that do nothing
 
 host: microseconds of a call, the least mean of rounds of calls, the GPU idle when a round begins.
 done: of a call in a long row of them, behind which the GPU is waited for. The rows of both
-libraries take turns. Writes benchmarks/results/eager_ops.json, in $OUT when that is set.
+libraries take turns. Writes benchmarks/results/eager_ops.json (eager_ops_cpu.json), in $OUT when
+that is set. On the host torch has one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -228,19 +232,27 @@ def first_calls(calls: dict[str, Call]) -> dict[str, float]:
     for name, run in calls.items():
         begin = time.perf_counter()
         run()
-        device().synchronize()
+        wait()
         found[name] = time.perf_counter() - begin
     return found
 
 
+def wait() -> None:
+    if not ON_HOST:
+        device().synchronize()
+
+
+ON_HOST: list[bool] = []  # not empty: nothing runs on a GPU
+
+
 def microseconds(run: Call, calls: int) -> tuple[float, float]:
     """Of a call: on the host, and until all of them are done."""
-    device().synchronize()
+    wait()
     begin = time.perf_counter()
     for _ in range(calls):
         run()
     host = time.perf_counter() - begin
-    device().synchronize()
+    wait()
     return 1e6 * host / calls, 1e6 * (time.perf_counter() - begin) / calls
 
 
@@ -281,12 +293,37 @@ def compared(simulated: bool, only: list[str] | None) -> dict[str, dict[str, lis
                      for side, calls in sides.items()})
 
 
+def compared_on_host(only: list[str] | None) -> dict[str, dict[str, list[float]]]:
+    """The rows of single ops."""
+    ON_HOST.append(True)
+    rng = np.random.default_rng(0)
+    mine = operands(rng, ts.tensor, 64)
+    mine["total"] = ts.sum(mine["x"])
+    sides = {"tessera": ours(mine)}
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(False)
+        kinds = {"f32": torch.float32, "bf16": torch.bfloat16, "int64": torch.int64}
+        other = operands(rng, lambda x, d: torch.as_tensor(x).to(kinds[d]), 64)
+        other["total"] = other["x"].sum()
+        sides["torch"] = theirs(other)
+    return measured({side: {n: c for n, c in calls.items() if only is None or n in only}
+                     for side, calls in sides.items()})
+
+
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__,
                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--simulate", action="store_true", help="GPUs that do nothing; no torch")
+    flags.add_argument("--cpu", action="store_true", help="on the host")
     flags.add_argument("--only", nargs="+", help="these rows")
     a = flags.parse_args()
+    if a.cpu:
+        rows = compared_on_host(a.only)
+        record.write("eager_ops_cpu", {"cpus": os.cpu_count(), "host_us, done_us, first_s": rows},
+                     shown=False, indent=1)
+        return
     if a.simulate:
         from simulated_gpus import simulated_gpus  # it stands on the tests
     with simulated_gpus() if a.simulate else nullcontext() as driver:

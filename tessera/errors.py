@@ -92,8 +92,18 @@ def user_line(start: FrameType | None = None) -> SourceLine | None:
     return source_line(frame.f_code.co_filename, frame.f_lineno)
 
 
+_warnings = 0
+
+
+def warnings_given() -> int:
+    """How often a user was warned, whether it was shown or not."""
+    return _warnings
+
+
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """A warning that stands on the user's line, however many of our frames are in front of it."""
+    global _warnings
+    _warnings += 1
     frame = user_frame(sys._getframe(1))
     if frame is None:
         return warnings.warn(text, category, stacklevel=2)

@@ -111,6 +111,7 @@ class OnGpu(Protocol):
 adopt: Hook[Adopt] = Hook("adopt", "tile.launch.resident")
 place_new: Hook[PlaceNew] = Hook("place_new", "graph.devices")
 assign: Hook[Callable[[Any, Any, Any], bool]] = Hook("assign", "graph.assignment")  # x[i] = y
+read_part: Hook[Callable[[Any, Any], Any]] = Hook("read_part", "graph.assignment")  # x[i]
 can_place: Hook[Callable[[str], bool]] = Hook("can_place", "graph.devices")  # a device of a type
 on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.traced_signature")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")

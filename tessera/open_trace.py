@@ -8,7 +8,7 @@ It stands below the graph, which writes it, so that kernels can ask without impo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ class TraceState(threading.local):
     """builder: of the open trace. where: set while a graph is evaluated again: the original line.
     hints: of the open `with` blocks, noted on the lines within.  part, of: of a step, see
     SourceLine.  read: tensors whose values the function that is compiled has read as it was traced.
+    quiet: calls a function of arrays where NumPy does not speak of what overflows.
     """
 
     builder: GraphBuilder | None = None
@@ -29,6 +30,7 @@ class TraceState(threading.local):
     part: str = ""
     of: str = ""
     read: list[Any] | None = None
+    quiet: Callable[..., Any] | None = None
 
 
 trace_state = TraceState()

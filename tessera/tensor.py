@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -212,9 +212,6 @@ class Tensor(Operators):
         n = self._shape[-1] if self._shape else 1
         return unpack(self._buffer, self.dtype, n).reshape(self._shape)
 
-    def _own_arrays(self) -> list[np.ndarray]:  # what this process has, to look at without a word
-        return [self.array]
-
     # --- out to Python and NumPy --------------------------------------------------------------
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array: no copy for NumPy's own types; scaled types are multiplied
@@ -366,8 +363,8 @@ class Tensor(Operators):
                                    {**function, **METHODS})
         return op(self) if name in PROPERTIES else MethodType(op, self)
 
-    def __getitem__(self, index: Any) -> Tensor:
-        return OPERATORS["__getitem__"](self, index)
+    if TYPE_CHECKING:  # of the graph layer, see Operators
+        def __getitem__(self, index: Any) -> Tensor: ...
 
     # --- how it looks -------------------------------------------------------------------------
     def __repr__(self) -> str:
@@ -381,9 +378,12 @@ class Tensor(Operators):
 PLAIN.add(Tensor)
 
 
+INNER = ("ufunc", "array_function")  # begins of names in OPERATORS that are no attributes
+
+
 def _attributes() -> list[str]:
-    inner = ("_", "ufunc", "array_function")
-    return [n for n in (*OPERATORS, *dir(Tensor)) if not n.startswith(inner)]
+    every = {**OPERATORS, **dict.fromkeys(dir(Tensor))}
+    return [n for n in every if not n.startswith(("_", *INNER))]
 
 
 PROPERTIES = frozenset({"T", "mT"})

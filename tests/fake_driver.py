@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from fake_captures import INVALIDATED, Captures
+from tessera.graph import eager_forms
 from tessera.graph.cuda.program import collective_steps
 from tessera.runtime import (
     arrays,
@@ -500,6 +501,12 @@ class Driver(Captures):
         return 0
 
 
+def forget_calls():
+    """Programs of calls outside of traces are for the GPUs of one test."""
+    for calls in eager_forms.CALLS.values():
+        calls.forget()
+
+
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
@@ -523,13 +530,16 @@ def driver(monkeypatch):
             conditional_nodes._kernel)
     for made in kept:
         made.cache_clear()
+    forget_calls()
     monkeypatch.setattr(flags, "_flags", {})
     monkeypatch.setattr(buffer, "_spare", {})
     monkeypatch.setattr(buffer, "_streams", {0, 1, 2})
     monkeypatch.setattr(offloaded, "_SPARE_BLOCKS", {})
     monkeypatch.setattr(sentinel_words, "_words", {})
+    monkeypatch.setattr(buffer, "_NUMBERS", {})
     yield fake
     fake.gone = True
+    forget_calls()
     fake.check_fences()
     assert not fake.spoilt, "a graph was spoilt: " + "; ".join(fake.spoilt)
     for made in kept:

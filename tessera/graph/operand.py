@@ -33,6 +33,7 @@ from ..runtime.arrays import HOST
 from ..tensor import FUNCTIONS, Tensor, as_tensor
 from ..tile.launch.resident import Resident
 from . import functions as F
+from .eager_forms import LONG_WAY, UNKNOWN, EagerCalls
 from .op import name_operands
 from .trace import LITERAL, Tracer, apply, current_builder
 from .weak_numbers import Number, fitting, is_number, weak_type
@@ -47,13 +48,9 @@ def public(fn: Function) -> Function:
     """Register a public function; its errors name it and its tensor arguments."""
     name, states_type = f"ts.{fn.__name__}", getattr(fn, "states_type", False)
 
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def compute(args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
-            if trace_state.builder is None and _elsewhere(args, kwargs):
-                out = hooks.on_gpu.get().call(name, fn, args, kwargs)
-            else:
-                out = fn(*args, **kwargs)
+            out = _run(name, fn, args, kwargs)
         except TesseraError as err:
             name_operands(err, name, _tensor_arguments(inspect.signature(fn), args, kwargs))
             raise
@@ -66,16 +63,43 @@ def public(fn: Function) -> Function:
             raise refusal from err
         if wide_arrays.ANY_UNSTATED and not states_type:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
-        for leave in hooks.exits:
-            leave(out)
         return out
 
+    call = _known_or(name, fn, compute)
     if fn.__name__ in PUBLIC:
         raise ArgumentError(f"a public function named {fn.__name__!r} exists already")
     PUBLIC[fn.__name__] = call
     setattr(F, fn.__name__, refuses(call))
     F.__all__.append(fn.__name__)
     return call  # type: ignore[return-value]
+
+
+def _known_or(name: str, fn: Callable, compute: Callable[[tuple, dict[str, Any]], Any]) -> Callable:
+    """fn as it is called: as a call like one before, where it is one, else the long way, compute.
+    """
+    calls = EagerCalls(name, fn)
+    readers = calls.readers
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        now: Any = LONG_WAY
+        if trace_state.builder is None:
+            if kwargs:
+                now = calls.read(args, kwargs)
+            else:
+                read = readers.get(tuple(map(type, args)))
+                now = UNKNOWN if read is None else read(*args)
+            if now is not UNKNOWN and now is not LONG_WAY:
+                return now
+        out = compute(args, kwargs)
+        for leave in hooks.exits:  # of this frame, which the sentinel knows
+            leave(out)
+        if now is UNKNOWN:
+            calls.met(args, kwargs)
+        return out
+
+    call.eager = calls  # type: ignore[attr-defined]
+    return call
 
 
 def _run(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -114,15 +138,14 @@ def named(name: str) -> Callable[[Function], Function]:
     def decorate(fn: Function) -> Function:
         signature = inspect.signature(fn)
 
-        @functools.wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def compute(args: tuple, kwargs: dict[str, Any]) -> Any:
             try:
                 return _run(name, fn, args, kwargs)
             except TesseraError as err:
                 name_operands(err, name, _tensor_arguments(signature, args, kwargs))
                 raise
 
-        return call  # type: ignore[return-value]
+        return _known_or(name, fn, compute)  # type: ignore[return-value]
 
     return decorate
 

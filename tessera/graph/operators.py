@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..complex_pair import Complex
-from ..tensor import OPERATORS
+from ..open_trace import trace_state
+from ..tensor import INNER, OPERATORS, PROPERTIES
+from ..tensor_operators import Operators
 from . import functions as F
+from .eager_forms import LONG_WAY, UNKNOWN
 from .operand import PUBLIC
 
 _BINARY = {
@@ -32,19 +35,38 @@ _UFUNCS = {  # beside those that are the meaning of an elementwise op: see ops/e
 }
 
 
-def _swapped(op: Callable) -> Callable:
-    return lambda a, b: op(b, a)
-
-
-def _beside_complex(op: Callable) -> Callable:
+def _operator(op: Callable) -> Callable:
     """The operator of a tensor and another operand, which a complex one does itself."""
-    return lambda a, b: NotImplemented if type(b) is Complex else op(a, b)
+    readers = op.eager.readers  # type: ignore[attr-defined]
+
+    def operator(a: Any, b: Any) -> Any:
+        if trace_state.builder is None and (read := readers.get((type(a), type(b)))) is not None:
+            made = read(a, b)
+            if made is not LONG_WAY and made is not UNKNOWN:
+                return made
+        return NotImplemented if type(b) is Complex else op(a, b)
+
+    return operator
+
+
+def _swapped(op: Callable) -> Callable:
+    readers = op.eager.readers  # type: ignore[attr-defined]
+
+    def operator(a: Any, b: Any) -> Any:
+        if trace_state.builder is None and (read := readers.get((type(b), type(a)))) is not None:
+            made = read(b, a)
+            if made is not LONG_WAY and made is not UNKNOWN:
+                return made
+        return op(b, a)
+
+    return operator
 
 
 def install() -> None:
-    """Fill the table through which Tensor reaches the ops."""
+    """Fill the table through which Tensor reaches the ops, and put operators and methods into it.
+    """
     for method, name in _BINARY.items():
-        OPERATORS[f"__{method}__"] = _beside_complex(PUBLIC[name])
+        OPERATORS[f"__{method}__"] = _operator(PUBLIC[name])
         OPERATORS[f"__r{method}__"] = _swapped(PUBLIC[name])
     for method, name in (_COMPARE | _UNARY).items():
         OPERATORS[f"__{method}__"] = PUBLIC[name]
@@ -53,6 +75,9 @@ def install() -> None:
     for ufunc, name in _UFUNCS.items():
         OPERATORS[f"ufunc_{ufunc}"] = PUBLIC[name]
     OPERATORS["astype"] = _astype
+    for name, function in OPERATORS.items():
+        if not name.startswith(INNER):
+            setattr(Operators, name, property(function) if name in PROPERTIES else function)
 
 
 def _astype(x: Any, dtype: Any) -> Any:

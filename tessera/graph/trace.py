@@ -118,6 +118,7 @@ class GraphBuilder:
         self.place = HOST  # the number of the GPU on which it will run, where that is known
         self.outer: GraphBuilder | None = None  # that of the enclosing trace
         self.repeats = True  # see trace
+        self.checks = False  # see trace
         self.same_params: dict[Value, Value] = {}  # inputs that are a param met before, and which
 
     def add_input(self, aval: Aval) -> Tracer:
@@ -275,14 +276,16 @@ def _size_bytes(aval: Aval) -> int:
 
 
 def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None, mesh: Any = None,
-          repeats: bool = True, place: int | None = None) -> Graph:
+          repeats: bool = True, place: int | None = None, checks: bool = False) -> Graph:
     """The graph of fn: a function of len(avals) tensors that returns a flat list of tensors.
 
     mesh: that of distributed tensors among the arguments, else that of the enclosing trace
     place: the number of the GPU on which it will run, else that of the enclosing trace
-    repeats: whether one run of fn stands for several: other calls, iterations, rows of a batch"""
+    repeats: whether one run of fn stands for several: other calls, iterations, rows of a batch
+    checks: whether ops that only raise for some values are recorded, which calls outside of traces
+    have and compiled functions leave out"""
     builder = GraphBuilder(name)
-    builder.rng, builder.repeats = rng, repeats
+    builder.rng, builder.repeats, builder.checks = rng, repeats, checks
     outer, trace_state.builder = trace_state.builder, builder
     builder.outer = outer
     builder.mesh = mesh if mesh is not None or outer is None else outer.mesh

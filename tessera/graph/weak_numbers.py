@@ -16,7 +16,7 @@ import numpy as np
 from ..numerics import DType, NumericType, as_type, weak_result
 from ..tensor import OPERATORS, Tensor, as_tensor
 from .op import FLAT_VIEW, Arg, GraphOp, Sample
-from .trace import Tracer, apply
+from .trace import LITERAL, Tracer, apply
 
 F32, F64, INT64 = as_type("f32"), as_type("f64"), as_type("int64")
 NUMBER = "python number of "  # begin of the name of leaves that stand for one; then its type
@@ -72,6 +72,11 @@ def leaf_of(value: Any) -> Tensor:
         return carried(value)
     large = isinstance(value, int | np.integer) and value >= 2**63
     return number_leaf(value) if is_number(value) and not large else as_tensor(value)
+
+
+def is_internal(name: str) -> bool:
+    """Whether a tensor's name says that it stands for a number, and was given by no user."""
+    return name == LITERAL or name.startswith(NUMBER)
 
 
 def standing_for(leaf: Tensor, t: Tensor) -> Tensor:
@@ -134,11 +139,9 @@ def _promoted_numbers(a: Any, b: Any, floating: bool) -> list[Any]:
 
 
 def _arithmetic(method: str) -> Callable[[Number, Any], Any]:
-    plain = getattr(Tensor, method)
-
     def run(self: Number, other: Any) -> Any:
         if not is_number(other):
-            return plain(self, other)
+            return OPERATORS[method](self, other)
         a, b = _promoted_numbers(self, other, method.endswith("truediv__"))
         made = OPERATORS[method](a, b)
         return made if made.dtype.kind == "bool" else number_of(made)
@@ -158,5 +161,5 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 Number.__neg__, Number.__abs__ = _unary("__neg__"), _unary("__abs__")  # type: ignore
 Number.__hash__ = Tensor.__hash__  # type: ignore[method-assign]
 
-__all__ = ["NUMBER", "Number", "fitting", "is_number", "leaf_of", "number_of", "number_type",
-           "standing_for", "weak_type"]
+__all__ = ["NUMBER", "Number", "fitting", "is_internal", "is_number", "leaf_of", "number_of",
+           "number_type", "standing_for", "weak_type"]

@@ -109,6 +109,24 @@ class DeviceBuffer:
                 end_copy("from the GPU", array.nbytes, begun)
             check(library.cuStreamSynchronize(stream), "copy from the GPU")
 
+    def number(self, kind: np.dtype) -> Any:
+        """The first element as a Python number, when the device has been waited for. In page-locked
+        memory the driver writes it without a copy of its own."""
+        spare = _NUMBERS.setdefault(self.device.index, [])
+        try:
+            word = spare.pop()
+        except IndexError:
+            word = MappedMemory(1, self.device)
+
+        def copy() -> None:
+            check(driver().cuMemcpyDtoHAsync(word.host, self.pointer, kind.itemsize, DEFAULT),
+                  "copy from the GPU")
+
+        self.device.synchronize(copy)
+        found = word.words.view(kind)[0]
+        value = (found if kind.kind in "biuf" else found.astype(np.float32)).item()
+        spare.append(word)
+        return value
 
     def fetch(self, array: np.ndarray) -> None:
         """As `read`, behind what was launched before; done when the device has been waited for."""
@@ -121,6 +139,9 @@ class DeviceBuffer:
             restore(before)
         if begun is not None:
             end_copy("from the GPU", array.nbytes, begun)
+
+
+_NUMBERS: dict[int, list[MappedMemory]] = {}  # by device: words that no copy writes
 
 
 def copy_bytes(target: int, source: int, nbytes: int, stream: int) -> None:
@@ -296,15 +317,15 @@ def _copies(index: int) -> int:
 class MappedMemory:
     """Host memory that kernels write directly: the host reads it without any driver call."""
 
-    __slots__ = ("pointer", "raw", "words", "_host")
+    __slots__ = ("pointer", "raw", "words", "host")
 
     def __init__(self, words: int, on: Device):
         flags = libcuda.MEMHOSTALLOC_PORTABLE | libcuda.MEMHOSTALLOC_DEVICEMAP
         with on.current(), outside_capture():
-            self._host = check(driver().cuMemHostAlloc(8 * words, flags), "allocate host memory")
-            self.pointer = check(driver().cuMemHostGetDevicePointer(self._host, 0),
+            self.host = check(driver().cuMemHostAlloc(8 * words, flags), "allocate host memory")
+            self.pointer = check(driver().cuMemHostGetDevicePointer(self.host, 0),
                                  "map host memory")
-        self.raw = (ctypes.c_int64 * words).from_address(self._host)  # raw[i]: the quickest look
+        self.raw = (ctypes.c_int64 * words).from_address(self.host)  # raw[i]: the quickest look
         self.words = np.frombuffer(memoryview(self.raw), np.int64)
         self.words[:] = 0
 

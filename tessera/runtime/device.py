@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -125,10 +125,13 @@ class Device:
         with self.current():
             return check(driver().cuMemGetInfo(), "ask for free memory")[0]
 
-    def synchronize(self) -> None:
-        """Wait for everything on the device, then raise what its kernels reported."""
+    def synchronize(self, behind: Callable[[], None] | None = None) -> None:
+        """Wait for everything on the device, then raise what its kernels reported. behind: called
+        first, in the device's context."""
         before = self.activate()
         try:
+            if behind is not None:
+                behind()
             with context_waited_for():
                 answer = driver().cuCtxSynchronize()
         finally:

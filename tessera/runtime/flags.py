@@ -140,8 +140,7 @@ class ErrorFlags:
 
         kernels: launch key -> name and table of sites; by default the registered ones.
         """
-        failure = self.pending()
-        if failure is None:
+        if not self.words[0] or (failure := self.pending()) is None:
             return
         self.clear()
         with outside_capture():

@@ -14,6 +14,7 @@ from fake_gpu import Copies
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
+from tessera.errors import AxisError
 from tessera.graph.cuda.program import eager
 from tessera.graph.cuda.program.run import GroupLaunch
 from tolerance import assert_close
@@ -331,3 +332,100 @@ def test_dropout_is_sent_nothing(
     assert launches(driver, lambda: ts.dropout(x, 0.3)) == 2  # one makes 1 / (1 - p)
     assert copies.to_device == 0
     assert (y.array == 0).any()
+
+
+def test_a_loop_over_places_compiles_one_kernel(gpu: Any, driver: Any,
+                                                rng: np.random.Generator) -> None:
+    x = normal(rng, 12, 10, 7)
+    want = x.array
+    loops: dict[str, Callable[[int], Any]] = {
+        "columns": lambda i: (slice(None), i), "elements": lambda i: (i, -1 - i, i % 7),
+        "blocks": lambda i: (slice(None), slice(i, i + 2), slice(1, 3)),
+        "last": lambda i: (..., i % 7), "rows of rows": lambda i: (i, slice(i % 5, i % 5 + 3))}
+    for name, at in loops.items():
+        before = len(gpu.requests)
+        for i in range(8):
+            y = x[at(i)]
+            assert y.device == "cuda:0" and y.type == x.type
+            np.testing.assert_array_equal(y.array, want[at(i)])
+        assert len(gpu.requests) - before <= 1, name
+    y = x[:, 2:4]
+    x[:, 2:4] = 0.0
+    np.testing.assert_array_equal(y.array, want[:, 2:4])
+
+
+def test_an_index_outside_is_an_error_of_its_line(rng: np.random.Generator) -> None:
+    x = normal(rng, 4, 5)
+    for _ in range(3):
+        for index in (4, (0, 5), (slice(None), -6), (0, 0, 0)):
+            with pytest.raises(AxisError) as error:
+                x[index]
+            assert error.value.where is not None and "x[index]" in error.value.where.text
+        assert x[:, 3:99].shape == (4, 2) and x[:, 7:].shape == (4, 0)
+    with pytest.raises(ts.errors.DTypeError):
+        x[True]
+    with pytest.raises(ts.errors.DTypeError):
+        x[:, False]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16", "int32", "int8", "uint64", "bool_",
+                                   "fp8_e4m3"])
+def test_a_number_is_what_the_host_has(dtype: str, driver: Any) -> None:
+    for value in (1, 0, 3):
+        here = ts.tensor(np.array([[value]]), dtype)
+        there = here.to("cuda")
+        for x in (there, there.reshape(()), there[0], there[0, 0], there.mT):
+            got, want = x.item(), here.item()
+            assert got == want and type(got) is type(want)
+
+
+def test_a_number_waits_for_what_was_launched(driver: Any, rng: np.random.Generator) -> None:
+    x = ts.tensor(np.float32(1.0)).to("cuda")
+    for i in range(5):
+        x = x + x
+        assert float(x) == 2.0 ** (i + 1)
+        assert bool(x > 3.0) == (i > 0)
+        assert int(ts.cast(x, "int32")) == 2 ** (i + 1)
+    with pytest.raises(ts.errors.ArgumentError, match="one element"):
+        (x + ts.zeros((2,)).to("cuda")).item()
+
+
+def test_parts_are_assigned_by_a_copy_whose_place_is_known(driver: Any,
+                                                           rng: np.random.Generator) -> None:
+    x, row = normal(rng, 6, 5), normal(rng, 5)
+    want = x.array
+    shared = x[2:4]
+    for i in (3, 3, 3, -1, 3, 0):
+        row = row + row
+        x[i] = row
+        want[i] = row.array
+        np.testing.assert_array_equal(x.array, want)
+    kept, before = x.mT, x.array
+    x[3] = row + 1.0
+    np.testing.assert_array_equal(kept.array, before.T)
+    assert shared.shape == (2, 5)
+    half = ts.cast(row, "bf16")
+    x[3] = half
+    np.testing.assert_array_equal(x.array[3], np.asarray(half.array, np.float32))
+    x[3] = x[4]
+    np.testing.assert_array_equal(x.array[3], x.array[4])
+    for wrong in (normal(rng, 4), normal(rng, 2, 5)):
+        with pytest.raises(ts.errors.ShapeError):
+            x[3] = wrong
+
+
+def test_a_type_or_name_of_an_operand_is_seen(driver: Any, rng: np.random.Generator) -> None:
+    x, w = normal(rng, 4, 4), normal(rng, 4, 4)
+    for _ in range(4):
+        x + w
+    half = ts.cast(w, "bf16")
+    for _ in range(3):
+        assert (x + half).type == ts.as_type("f32")
+        np.testing.assert_array_equal((x + half).array,
+                                      x.array + np.asarray(half.array, np.float32))
+    w.name = "w"
+    named = ts.param(w)
+    for y in (x + w, x + named):
+        assert y.name is None and not y.is_param
+    with pytest.raises(ts.errors.ShapeError):
+        x + normal(rng, 3)

@@ -11,7 +11,7 @@ from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import FLAT_VIEW, Aval, GraphOp, sample
 from ..operand import convert, floating, literal, promote, public, store, to_compute
 from ..trace import Tracer, apply
 from .broadcasting import broadcast_shapes
@@ -35,8 +35,9 @@ def _nll_shape(x: Aval, label: Aval, smoothing: float, accum: DType) -> Aval:
 def _nll_ref(x: np.ndarray, label: np.ndarray, smoothing: float, accum: DType) -> np.ndarray:
     n = x.shape[-1]
     inside = (label >= 0) & (label < n)
-    picked = np.take_along_axis(x, np.where(inside, label, 0), -1)
-    m = np.max(x, axis=-1, keepdims=True)
+    rows = x.reshape(-1, n)  # take_along_axis makes an index of all axes
+    picked = rows[np.arange(len(rows)), np.where(inside, label, 0).reshape(-1)].reshape(label.shape)
+    m = x.max(axis=-1, keepdims=True)
     y = m - picked
     if smoothing:
         mean = sum_ref(x, (x.ndim - 1,), True, accum) / n
@@ -243,20 +244,44 @@ def _soft_rows(x: Tensor, t: Tensor, smoothing: float, weight: Tensor | None) ->
     return neg(F.sum(terms, axis=-1))
 
 
+def _check_labels_ref(t: np.ndarray, extent: int, ignore_index: int | None) -> np.ndarray:
+    bad = (t < 0) | (t >= extent)
+    bad = bad if ignore_index is None else bad & (t != ignore_index)
+    if bad.any():
+        raise ArgumentError(f"label {t[bad][0]} is outside 0 .. {extent - 1}",
+                            hint="ignore_index= leaves rows out")
+    return t
+
+
+CHECK_LABELS = GraphOp(
+    "check_labels",
+    shape=lambda t, extent, ignore_index: t,
+    ref=_check_labels_ref,
+    batch=lambda size, batched, t, extent, ignore_index: (
+        apply(CHECK_LABELS, t, extent=extent, ignore_index=ignore_index), True),
+    axes="...->...",
+    differentiable=False,
+    memory=FLAT_VIEW,
+    host="now",
+    samples=(sample(((2, 3), "index:5"), extent=5, ignore_index=None),
+             sample(((3,), "index:4"), extent=3, ignore_index=3)),
+    doc="labels, each of 0 .. extent - 1 or ignore_index; an ArgumentError otherwise. Calls "
+        "outside of traces have it",
+)
+
+
 def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
     if t.dtype.kind not in ("int", "uint"):
         raise DTypeError(f"labels are integers (or probabilities, floats), got {t.type}")
     if not x.ndim or tuple(t.shape) != tuple(x.shape[:-1]):
         raise ShapeError(f"labels {show_shape(t.shape)} for logits {show_shape(x.shape)}: one "
                          "integer per row is needed")
-    if isinstance(t, Tracer):
-        return
-    for a in t._own_arrays():
-        bad = (a < 0) | (a >= x.shape[-1])
-        bad = bad if ignore_index is None else bad & (a != ignore_index)
-        if bad.any():
-            raise ArgumentError(f"label {a[bad][0]} is outside 0 .. {x.shape[-1] - 1}",
-                                hint="ignore_index= leaves rows out")
+    attrs: dict[str, Any] = {"extent": x.shape[-1], "ignore_index": ignore_index}
+    if t.layout is not None and not isinstance(t, Tracer):
+        for a in t._own_arrays():
+            _check_labels_ref(a, **attrs)
+    elif not isinstance(t, Tracer) or t.builder.checks:
+        apply(CHECK_LABELS, t, **attrs)
 
 
 @public

@@ -45,7 +45,7 @@ def _reshape_shape(x: Aval, shape: tuple) -> Aval:
 RESHAPE = GraphOp(
     "reshape",
     shape=_reshape_shape,
-    ref=lambda x, shape: np.reshape(x, shape),
+    ref=lambda x, shape: x.reshape(shape),
     vjp=lambda g, y, x, shape: (reshape(g, x.shape),),
     jvp=lambda ts, y, x, shape: reshape(ts[0], shape),
     batch=lambda size, batched, x, shape: (reshape(x, (size, *shape)), True),
@@ -265,9 +265,8 @@ def broadcast_to(x: Any, shape: Any) -> Tensor:
 
 # --- slice, flip ------------------------------------------------------------------------------
 def slices_of(starts: tuple, stops: tuple, steps: tuple) -> tuple[slice, ...]:
-    return tuple(
-        slice(a, None if b < 0 else b, s) for a, b, s in zip(starts, stops, steps, strict=True)
-    )
+    return tuple([
+        slice(a, None if b < 0 else b, s) for a, b, s in zip(starts, stops, steps, strict=True)])
 
 
 def _slice_shape(x: Aval, starts: tuple, stops: tuple, steps: tuple) -> Aval:

@@ -34,12 +34,19 @@ from tessera.runtime.buffer import (
     PooledBuffer,
     follow,
 )
-from tessera.runtime.device import device, driver, outside_capture
+from tessera.runtime.device import device, driver, outside_capture, restore
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
 from tessera.runtime.recordings import between_recordings
 from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
 from tessera.tile.launch.memory_turns import InTurn, end_turns
-from tessera.tile.launch.shared_views import SharedView, end_views, export, is_exported, is_shared
+from tessera.tile.launch.shared_views import (
+    SharedView,
+    end_views,
+    export,
+    is_exported,
+    is_shared,
+    whole_of,
+)
 from tessera.tile.launch.used_by import UsedBy
 
 from .upload import upload
@@ -145,14 +152,31 @@ class Resident(Tensor):
         used = self.held_now()
         return used.text(self) if used.__class__ is UsedBy else super().__repr__()
 
+    def item(self) -> Any:
+        """The value of a tensor with one element as a Python scalar."""
+        memory = self._storage
+        if type(memory) is SharedView and memory.chain is None:
+            memory = memory.memory
+        if type(memory) not in SHAREABLE or self._scale is not None or self.type.dtype.packed or \
+                prod(self._shape) != 1 or trace_state.read is not None or hooks.timed_steps or \
+                is_exported(whole_of(memory)):
+            return super().item()
+        value = memory.number(self.type.dtype.numpy)
+        late_checks.settle()
+        return value
+
     def copy(self) -> Resident:
-        made = Resident(self._shape, self.type, self.storage.device.index)
-        with self.storage.device.current():
-            if made.storage.nbytes:
-                made.storage.copy(self.storage)
-                self.storage.give_back()
-        made.scale = None if self.scale is None else self.scale.copy()
-        made.is_param, made.name = self.is_param, self.name
+        source = self.storage
+        made = Resident(self._shape, self.type, source.device.index)
+        if made._storage.nbytes:
+            before = source.device.activate()
+            try:
+                made._storage.copy(source)
+                source.give_back()
+            finally:
+                restore(before)
+        made._scale = None if self._scale is None else self._scale.copy()
+        made._is_param, made._name = self._is_param, self._name
         return made
 
     def __copy__(self) -> Resident:
@@ -162,35 +186,44 @@ class Resident(Tensor):
         return self.copy()
 
     def __getitem__(self, index: Any) -> Tensor:
+        if trace_state.builder is not None or index is None:
+            return super().__getitem__(index)
         rows = self._row_range(index)
         if rows is None:
-            return super().__getitem__(index)
-        begin, end = rows
-        rest = self._shape[1:]
-        shared = rows_of(self, rest if isinstance(index, int) else (end - begin, *rest),
-                         begin * stored_bytes(rest, self.dtype))
+            part = hooks.read_part.get()(self, index) if type(index) is tuple else None
+            return super().__getitem__(index) if part is None else part
+        shape, begin = rows
+        shared = rows_of(self, shape, begin)
         if shared is not None:
             return shared
-        made = Resident(rest if isinstance(index, int) else (end - begin, *rest), self.type,
-                        self.storage.device.index)
-        with self.storage.device.current():
-            if made.storage.nbytes:
-                made.storage.copy(self.storage, begin * stored_bytes(rest, self.dtype))
-                self.storage.give_back()
+        source = self.storage
+        made = Resident(shape, self.type, source.device.index)
+        if made._storage.nbytes:
+            before = source.device.activate()
+            try:
+                made._storage.copy(source, begin)
+                source.give_back()
+            finally:
+                restore(before)
         return made
 
-    def _row_range(self, index: Any) -> tuple[int, int] | None:
-        """The rows that x[3] and x[4:8] select, which one copy takes; None of other indices."""
-        if trace_state.builder is not None or self.dtype.packed or self.scale is not None or not (
-                self._shape) or isinstance(index, bool):
+    def _row_range(self, index: Any) -> tuple[tuple[int, ...], int] | None:
+        """The extents of the rows that x[3] and x[4:8] select, which one copy takes, and the byte
+        at which they begin; None of other indices."""
+        if self._scale is not None or not self._shape or self.type.dtype.packed:
             return None
-        if isinstance(index, int) and -self._shape[0] <= index < self._shape[0]:
-            return index % self._shape[0], index % self._shape[0] + 1
-        if isinstance(index, slice) and index.step in (None, 1) and all(
-                isinstance(i, int | None) for i in (index.start, index.stop)):
-            begin, end, _ = index.indices(self._shape[0])
-            return begin, max(begin, end)
-        return None
+        extent, rest = self._shape[0], self._shape[1:]
+        if type(index) is int:
+            if not -extent <= index < extent:
+                return None
+            begin, shape = index % extent, rest
+        elif type(index) is slice and index.step in (None, 1) and (
+                type(index.start) in BOUNDS and type(index.stop) in BOUNDS):
+            begin, end, _ = index.indices(extent)
+            shape = (max(begin, end) - begin, *rest)
+        else:
+            return None
+        return shape, begin * prod(rest) * self.type.dtype.numpy.itemsize
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """As of any tensor. A run along every axis, x[2], x[:, 3:5], is written where it lies, by a
@@ -269,7 +302,9 @@ def resident_at(shape: tuple[int, ...], numeric: NumericType, memory: Any) -> Re
     return made
 
 
+BOUNDS = frozenset({int, type(None)})
 _new: Any = Resident.__new__
+SharedView.tensor_at = resident_at
 PLAIN.add(Resident)
 MOST_KEPT = 16  # times the bytes of some rows that they may keep; more are copied
 FEW_BYTES = 1 << 20  # that may be kept by fewer
@@ -280,19 +315,19 @@ def rows_of(x: Resident, shape: tuple[int, ...], begin: int) -> Resident | None:
     copied: they begin where new memory would not, by which kernels are compiled, others may write
     there, or they would keep much more memory than they are."""
     memory = x._storage
-    if isinstance(memory, SharedView) and memory.chain is None:
-        memory = memory.base._storage
-    nbytes = stored_bytes(shape, x.dtype)
+    if type(memory) is SharedView and memory.chain is None:
+        memory = memory.memory
     if type(memory) not in SHAREABLE:
         return None
+    nbytes = prod(shape) * x.type.dtype.numpy.itemsize
     whole = memory.whole if type(memory) is BufferPart else memory
     at = memory.pointer - whole.pointer + begin
     if at % ALIGNED or not nbytes or is_exported(whole) or (
-            whole.nbytes > max(MOST_KEPT * nbytes, FEW_BYTES)):
+            whole.nbytes > FEW_BYTES and whole.nbytes > MOST_KEPT * nbytes):
         return None
     part = BufferPart(whole, at, nbytes)
     made = resident_at(shape, x.type, part)
-    made._storage = SharedView(resident_at(shape, x.type, part), None, made)
+    made._storage = SharedView(shape, x.type, part, None, made)
     return made
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tessera.runtime.buffer import BufferPart
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 
     from .resident import Resident
 
-_views: dict[int, weakref.WeakSet[SharedView]] = {}  # by the id of the memory, which they keep
+_views: dict[int, list[weakref.ref[Resident]]] = {}  # by the id of the memory, which they keep
 _exported: weakref.WeakSet[DeviceBuffer] = weakref.WeakSet()  # others may write there at any time
 _any_exported: set[Any] = _exported.data  # type: ignore[attr-defined]  # whose bool() is quicker
 
 
 MOST = 256  # memories of which is known whether they have views, before it is asked of each
-ONE = 3  # who has memory that only a view has: its base, a name, and the argument of getrefcount
+FEW = 64  # views of a memory, before it is asked which are still there
+ONE = 3  # who has memory that only a view has: itself, a name, and the argument of getrefcount
 
 
 class ViewProgram(Protocol):
@@ -39,34 +41,45 @@ class ViewProgram(Protocol):
 
 
 class SharedView:
-    """base: a tensor of its own on the memory that is shared.  chain: the program of the views that
-    are to be taken of the base; None where the elements lie as they do there."""
+    """shape, type, memory: of what is shared, in rows.  chain: the program of the views that are to
+    be taken of it; None where the elements of the tensor lie as they do there."""
 
-    __slots__ = ("base", "chain", "of", "__weakref__")
+    __slots__ = ("shape", "type", "memory", "chain", "of")
+    tensor_at: Callable[[tuple[int, ...], Any, Any], Resident]  # of resident.py, which stands on us
 
-    def __init__(self, base: Resident, chain: ViewProgram | None, of: Resident):
+    def __init__(self, shape: tuple[int, ...], numeric: Any, memory: DeviceBuffer,
+                 chain: ViewProgram | None, of: Resident):
         """of: the tensor that has it in place of its memory."""
-        self.base, self.chain, self.of = base, chain, weakref.ref(of)
-        number = id(whole_of(base._storage))
-        views = _views.get(number)
-        if views is None:
+        self.shape, self.type, self.memory, self.chain = shape, numeric, memory, chain
+        self.of = ref = weakref.ref(of)
+        number = id(whole_of(memory))
+        tensors = _views.get(number)
+        if tensors is None:
             if len(_views) >= MOST:  # memory that went is the id of some other, without a view
-                for n in [n for n, views in tuple(_views.items()) if not views]:
+                for n in [n for n, tensors in tuple(_views.items()) if not any(
+                        x() is not None for x in tensors)]:
                     _views.pop(n, None)
-            views = _views.setdefault(number, weakref.WeakSet())
-        views.add(self)
+            tensors = _views.setdefault(number, [])
+        tensors.append(ref)
+        if (count := len(tensors)) >= FEW and not count & (count - 1):
+            tensors[:] = [x for x in tensors if x() is not None]
+
+    @property
+    def base(self) -> Resident:
+        """A tensor of its own on the memory that is shared."""
+        return SharedView.tensor_at(self.shape, self.type, self.memory)
 
     @property
     def device(self) -> Any:
-        return self.base._storage.device
+        return self.memory.device
 
     def read(self) -> DeviceBuffer:
         """Where the elements lie, for those who only read."""
-        return self.base._storage if self.chain is None else self.own()
+        return self.memory if self.chain is None else self.own()
 
     def own(self) -> DeviceBuffer:
         """Memory that nobody else has, which is the tensor's from here on."""
-        made = self.base._storage
+        made = self.memory
         if self.chain is not None:
             made = self.chain.copy_of(self.base)._storage
         elif type(made) is BufferPart or sys.getrefcount(made) > ONE:
@@ -87,8 +100,9 @@ def is_shared(memory: DeviceBuffer) -> bool:
 
 def end_views(memory: DeviceBuffer) -> None:
     """Somebody may write there: its views have elements of their own from here on."""
-    for view in [*_views.get(id(memory), ())]:
-        if (x := view.of()) is not None and x._storage is view:
+    for ref in [*_views.get(id(memory), ())]:
+        view = None if (x := ref()) is None else x._storage
+        if type(view) is SharedView and whole_of(view.memory) is memory:
             view.own()
 
 

@@ -21,17 +21,19 @@ import numpy as np
 from .... import config, hooks
 from ....errors import ArgumentError, TraceError, UnsupportedTargetError, user_line
 from ....lazy_dataclass import dataclass
-from ....numerics import DType, NumericType
+from ....numerics import NumericType, f64
 from ....open_trace import trace_state
 from ....runtime.arrays import HOST
 from ....runtime.buffer import Borrowed
 from ....tensor import Tensor, as_tensor
-from ....tile.launch.memory_turns import InTurn
 from ....tile.launch.placement import chosen_gpu, gpu_number
 from ....tile.launch.resident import Resident, adopted, on_gpu, resident_at
 from ....tile.launch.shared_views import SharedView, is_exported, whole_of
+from ....wide_arrays import ANY_UNSTATED as UNSTATED
 from ... import tree
 from ...devices import place_typed, target_of
+from ...eager_forms import CALLS
+from ...host_programs import LONG_WAY
 from ...ir import Graph, Node
 from ...op import GraphOp
 from ...ops.random import EAGER_STREAM, RNG_KEY
@@ -118,18 +120,6 @@ class EagerProgram:
             made = self._at_length(given)
         return made[0] if self._bare else self._results(made)
 
-    def run_direct(self, seen: Seen, known: Known) -> Any:
-        """The results of a quick call, put together; None where nothing has run."""
-        quick, memories = self._quick, seen.memories
-        if quick is None or not quick.hold():
-            return None
-        for i in known.numbers:
-            memories[i] = _programs.number(seen.operands[i], self.index)._storage
-        made = quick.on(memories)
-        if made is None:
-            return None
-        return made[0] if self._bare else self._results(made)
-
     def _at_length(self, operands: Sequence[Tensor]) -> Sequence[Tensor]:
         if config.numerics != "off":
             return self._watched(operands)
@@ -157,14 +147,28 @@ class EagerProgram:
     def _shared(self, x: Any) -> Resident | None:
         """The view of an operand, which shares its memory; None where others may write there."""
         held: Any = x._storage if type(x) is Resident else None
-        memory: Any = held.base._storage if type(held) is SharedView else held
+        memory: Any = held.memory if type(held) is SharedView else held
         if type(memory) not in OURS or x.type.dtype.packed or is_exported(whole_of(memory)):
             return None
         shape, numeric = self._result
         made = resident_at(shape, numeric, memory)
-        base = resident_at(shape if self.view else x._shape, x.type, memory)
-        made._storage = SharedView(base, None if self.view else self, made)
+        lies, chain = (shape, None) if self.view else (x._shape, self)
+        made._storage = SharedView(lies, x.type, memory, chain, made)
         return made
+
+    def viewed(self, extents: Any, numeric: NumericType, at_length: Callable) -> Callable:
+        """The same of the memory of an operand of such extents and type, in memory of ours."""
+        shape, own = self._result
+        lies, chain = (shape, None) if self.view else (extents, self)
+
+        def run(memory: Any) -> Any:
+            if is_exported(whole_of(memory)):
+                return at_length(memory)
+            made = resident_at(shape, own, memory)
+            made._storage = SharedView(lies, numeric, memory, chain, made)
+            return made
+
+        return at_length if numeric.dtype.packed else run
 
     @functools.cached_property
     def _result(self) -> tuple[Any, NumericType]:
@@ -206,31 +210,11 @@ class _State(threading.local):
     on_host = False  # a function that makes a tensor from nothing runs, and its result is placed
 
 
-class Known:
-    """What a call was whose form is known, see _form.
-
-    program: None where values of floats decide: the programs are behind the form and these.
-    direct: it is launched on the memory of its operands, which is ours.  numbers: those of its
-    operands that lie on the host.  types: whose ids the form has.
-    """
-
-    __slots__ = ("program", "direct", "numbers", "types")
-
-    def __init__(self, program: EagerProgram | None, operands: Sequence[Any],
-                 memories: Sequence[Any], types: list[Any]):
-        self.program, self.types = program, types
-        self.numbers = [i for i, x in enumerate(operands) if type(x) is not Resident]
-        self.direct = program is not None and not program.draws and program.view is None and all(
-            i in self.numbers or type(m) in OURS for i, m in enumerate(memories))
-
-
 class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
-    """Programs by all that decides about one, those used longest ago first. quick: by what is seen
-    of a call at a glance."""
+    """Programs by all that decides about one, those used longest ago first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.quick: dict[Any, Known] = {}
         self._numbers: dict[Any, Tensor] = {}
 
     def number(self, x: float | Tensor, index: int) -> Tensor:
@@ -249,20 +233,6 @@ class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
             made = self._numbers[key] = on_gpu(leaf_of(x), index)
         return made
 
-    def remember(self, form: Any, program: EagerProgram, seen: Seen, used: int) -> None:
-        """used: of how many of what is seen the program is."""
-        floats = [x for x in seen.operands if type(x) is float]
-        types = [x.type for x in seen.operands if type(x) is not float]
-        if len(self.quick) >= MOST:
-            self.quick.clear()
-        if used == len(seen.operands):
-            self.quick[form] = Known(program, seen.operands, seen.memories, types)
-        elif used == len(types):
-            self.quick[form] = Known(None, (), (), types)
-            rest = seen.tensors()
-            self.quick[form, *map(repr, floats)] = Known(program, rest.operands, rest.memories,
-                                                         types)
-
 
 _state = _State()
 _programs = EagerPrograms()
@@ -278,18 +248,6 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """
     if _state.on_host:
         return fn(*args, **kwargs)
-    seen = Seen()
-    form = _form(fn, args, kwargs, seen)
-    if form is not None and (known := _programs.quick.get(form)) is not None:
-        given: Seen = seen
-        if known.program is None:
-            floats = [repr(x) for x in seen.operands if type(x) is float]
-            given = seen.tensors()
-            known = _programs.quick.get((form, *floats))
-        if known is not None and known.program is not None:
-            made = known.program.run_direct(given, known) if known.direct else None
-            return _run(known.program, given.operands) \
-                if made is None else made
     leaves, treedef = tree.flatten((args, kwargs))
     leaves = [adopted(x, name) for x in leaves]
     paths = zip(_paths(fn, args, kwargs, treedef), leaves, strict=True)
@@ -304,9 +262,61 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         key = on_gpu(kwargs["generator"].next_key(), index)
         return call(name, fn, args, {**kwargs, "generator": None, "key": key})
     program, operands = _Call(name, fn, leaves, treedef, index).find()
-    if form is not None:
-        _programs.remember(form, program, seen, len(operands))
-    return _run(program, operands)
+    made = _run(program, operands)
+    if (calls := CALLS.get(fn)) is not None:
+        calls.keep(args, kwargs, len(operands),
+                   lambda given: _at_once(program, operands, given))
+    return made
+
+
+def _at_once(program: EagerProgram, like: Sequence[Tensor], given: Sequence[Any]
+             ) -> Callable | None:
+    """The program as a function of what was given: the memory of operands, and floats and arrays on
+    the host among them. like: the operands."""
+    if any(type(x) is np.ndarray and x.ndim for x in given) or any(
+            type(g) is not float and number_type(x) is not None
+            for x, g in zip(like, given, strict=True)):
+        return None
+    types = [(x._shape, x.type) for x in like]
+    numbers = [i for i, x in enumerate(given) if type(x) in (float, np.ndarray)]
+    runs = program.drawing if program.draws else program
+    wide = any(v.aval.dtype is f64 for v in program.graph.outputs) or any(
+        x.dtype is f64 for x, g in zip(like, given, strict=True) if type(g) is not float)
+
+    def operand(given: Any, shape: Any, numeric: Any) -> Any:
+        if type(given) is float:
+            return given
+        if type(given) is np.ndarray:
+            return Tensor(given, numeric)
+        return resident_at(shape, numeric, given)
+
+    def at_length(*given: Any) -> Any:
+        if wide and UNSTATED:
+            return LONG_WAY
+        return _run(program, [operand(x, *t) for x, t in zip(given, types, strict=True)])
+
+    if runs is None or Borrowed in map(type, given):
+        return at_length
+    if program.view is not None:
+        return program.viewed(*types[0], at_length) if not wide else at_length
+
+    def run(*given: Any) -> Any:
+        if wide and UNSTATED:
+            return LONG_WAY
+        quick = runs._quick
+        if quick is None or not quick.hold():
+            return at_length(*given)
+        memories: Sequence[Any] = given
+        if numbers:
+            memories = there = [*given]
+            for i in numbers:
+                there[i] = _programs.number(operand(given[i], *types[i]), runs.index)._storage
+        made = quick.on(memories)
+        if made is None:
+            return at_length(*given)
+        return made[0] if runs._bare else runs._results(made)
+
+    return run
 
 
 def _run(program: EagerProgram, operands: Sequence[Any]) -> Any:
@@ -320,89 +330,6 @@ def _run(program: EagerProgram, operands: Sequence[Any]) -> Any:
 
 
 NUMBERS = frozenset({float, Tensor})  # classes of operands that lie on the host
-_PLAIN = {int, bool, str, type(None), type(...)}
-_TYPES = (NumericType, DType)
-
-
-class Seen:
-    """What is seen of a call at a glance. operands: the tensors on a GPU, and the numbers, which
-    are data; in place of a view that has no elements of its own, what it is a view of.  memories:
-    of each, None of a number."""
-
-    __slots__ = ("operands", "memories")
-
-    def __init__(self) -> None:
-        self.operands: list[Any] = []
-        self.memories: list[Any] = []
-
-    def tensors(self) -> Seen:
-        """The same without floats."""
-        kept = Seen()
-        for x, memory in zip(self.operands, self.memories, strict=True):
-            if type(x) is not float:
-                kept.operands.append(x)
-                kept.memories.append(memory)
-        return kept
-
-
-def _form(fn: Callable, args: tuple, kwargs: dict[str, Any], seen: Seen) -> tuple | None:
-    """What decides about a call whose arguments are tensors on a GPU, numbers and attributes; None
-    of any other. Whether memory is ours is a part of it. seen: is told."""
-    key: list[Any] = [fn, config.device, config.determinism]
-    if not _note(args, key, seen.operands, seen.memories):
-        return None
-    for name, value in kwargs.items():
-        key.append(name)
-        if not _note((value,), key, seen.operands, seen.memories):
-            return None
-    return tuple(key)
-
-
-def _note(values: Sequence[Any], key: list[Any], operands: list[Any], memories: list[Any]) -> bool:
-    for a in values:
-        kind = type(a)
-        if kind is Resident:
-            held = a._storage
-            if type(held) is SharedView:
-                if held.chain is not None:
-                    key.append(held.chain)
-                    a = held.base
-                held = held.base._storage
-            elif type(held) is InTurn:
-                held = a.held_now()
-            if type(held) not in OURS:
-                if type(held) is not Borrowed:
-                    return False
-                key.append(Borrowed)
-            if a._scale is not None or (a._name is not None and number_type(a) is not None):
-                return False
-            key += (a._shape, id(a.type), held.device.index)
-            operands.append(a)
-            memories.append(held)
-        elif kind is float or (kind is Tensor and not a._shape):
-            if kind is float:
-                key.append(float)
-            elif a._scale is not None or number_type(a) is not None:
-                return False
-            else:
-                key += (Tensor, id(a.type))
-            operands.append(a)
-            memories.append(None)
-        elif kind in _PLAIN:
-            key += (kind, a)
-        elif kind is tuple or kind is list:
-            key += (kind, len(a))
-            if not _note(a, key, operands, memories):
-                return False
-        elif kind is slice:
-            key.append(slice)
-            if not _note((a.start, a.stop, a.step), key, operands, memories):
-                return False
-        elif kind in _TYPES:
-            key.append(a)
-        else:
-            return False
-    return True
 
 
 def _made(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
