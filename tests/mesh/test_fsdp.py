@@ -141,6 +141,38 @@ def test_several_types_and_extents_go_in_one_message_with_the_same_bits(longest,
     assert len(scatters) == (1 if longest else 4)
 
 
+def positioned(params: dict, x: ts.Tensor) -> ts.Tensor:
+    """x: [B, T, d]"""
+    h = ts.layernorm(x + params["positions"], params["gain"], params["bias"])
+    return ts.mean((ts.gelu(h @ params["up"]) @ params["down"] + x) ** 2)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("dims", ["batch", "sequence"])
+def test_a_batch_stays_as_it_lies_however_few_rows_a_rank_has(rng, rows, dims):
+    """With one row to a rank positions of a sequence cost as much as the batch itself: it was
+    split by positions from there on, and a GPT-2 of two layers on eight ranks had 70 collectives for
+    6. A sequence that the same axis
+    splits is added to the positions that lie beside it."""
+    mesh, T, d = mesh_of(dp=4), 24, 16
+    shapes = {"positions": (T, d), "gain": (d,), "bias": (d,), "up": (d, 4 * d),
+              "down": (4 * d, d)}
+    plain = {k: ts.param(rng.normal(size=s) / 4, "f32") for k, s in shapes.items()}
+    x = rng.normal(size=(4 * rows if dims == "batch" else 1, T, d)).astype("f")
+    step = ts.jit(ts.value_and_grad(positioned))
+    value, grads = step(ts.dist.fsdp(plain, mesh=mesh), ts.dist.distribute(
+        x, ROWS if dims == "batch" else ts.ShardSpec((1,), ("dp",)), mesh=mesh))
+    want, slopes = ts.value_and_grad(positioned)(plain, ts.tensor(x))
+    assert_close(value.numpy(), want.numpy(), "f32", n=x.size)
+    for k, g in grads.items():
+        assert g.layout.describe()[:3] == "(dp"
+        assert_close(g.numpy(), slopes[k].numpy(), "f32", n=x.size, scale=1.0)
+    sent = [c for c in step.plan if c.op != "all_reduce"]
+    assert [c.op for c in sent] == ["all_gather", "reduce_scatter"], step.plan
+    small = 4 * (d * 4 * d * 2 + 2 * d) * 3 // 4  # in bytes, of which a rank gets three quarters
+    assert sent[0].bytes == small + (4 * T * d * 3 // 4 if dims == "batch" else 0)
+
+
 def test_what_is_too_small_stays_whole(rng):
     mesh = mesh_of(dp=4)
     params = ts.dist.fsdp({"b": ts.param(rng.normal(size=(3,))), "s": ts.param(1.5)}, mesh=mesh)

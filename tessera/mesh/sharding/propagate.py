@@ -280,13 +280,29 @@ class _Walk:
         return None
 
     def _suggests(self, v: Value, node: Node) -> Layout:
-        """How an operand lies; what is gathered for each use, as it will be for this one. Only ops
-        element by element, and those of it alone, work on the shards."""
+        """How an operand lies; what is gathered for each use, as it will be for this one. Ops of it
+        alone work on the shards, and ops element by element where `_works_on_shards` says so."""
         at = self.now(v).settled()
         others = [x for x in node.inputs if x is not v and not _small(x)]
-        if v in self.regather and others and node.op.loop is None:
+        if v in self.regather and others and not self._works_on_shards(v, at, others, node):
             return at.gathered(self.regather[v])
         return at
+
+    def _works_on_shards(self, v: Value, at: Layout, others: Sequence[Value], node: Node) -> bool:
+        """Whether an op element by element has its other operands along the shards of `v`: as an
+        optimizer's update, or positions of a sequence that is split so, too. A batch that the same
+        axis splits otherwise stays where it is: with one row to a rank, moving it would cost no
+        more than to gather the positions that are added to it, and all that follows would be
+        split like these."""
+        if node.op.loop is None:
+            return False
+        same = extents(v.aval) == extents(node.outputs[0].aval)
+        for axis in self.regather[v]:
+            mine, *theirs = (at.ndim - d for at in (at, *(self.now(x) for x in others))
+                             if (d := at.dim_of(axis)) is not None)  # shapes align at their ends
+            if any(d != mine for d in theirs) or not (theirs or same):
+                return False
+        return True
 
     def _cost(self, node: Node, way: Way) -> float:
         """Bytes received for this way, what its pending results will cost, and repeated work."""
