@@ -13,7 +13,7 @@ from mesh import training
 from mesh.launch import needs_mpi, results_of_all
 from mesh.training import ROWS, held_bytes, mesh_of
 from tessera.graph.simplify import simplify
-from tessera.mesh.sharding import collective_order
+from tessera.mesh.sharding import collective_order, control_flow
 from tolerance import assert_close
 
 PROGRAMS = Path(training.__file__)
@@ -151,9 +151,8 @@ def positioned(params: dict, x: ts.Tensor) -> ts.Tensor:
 @pytest.mark.parametrize("dims", ["batch", "sequence"])
 def test_a_batch_stays_as_it_lies_however_few_rows_a_rank_has(rng, rows, dims):
     """With one row to a rank positions of a sequence cost as much as the batch itself: it was
-    split by positions from there on, and a GPT-2 of two layers on eight ranks had 70 collectives for
-    6. A sequence that the same axis
-    splits is added to the positions that lie beside it."""
+    split by positions from there on, and a GPT-2 of two layers on eight ranks had 70 collectives
+    for 6. A sequence that the same axis splits is added to the positions that lie beside it."""
     mesh, T, d = mesh_of(dp=4), 24, 16
     shapes = {"positions": (T, d), "gain": (d,), "bias": (d,), "up": (d, 4 * d),
               "down": (4 * d, d)}
@@ -171,6 +170,45 @@ def test_a_batch_stays_as_it_lies_however_few_rows_a_rank_has(rng, rows, dims):
     assert [c.op for c in sent] == ["all_gather", "reduce_scatter"], step.plan
     small = 4 * (d * 4 * d * 2 + 2 * d) * 3 // 4  # in bytes, of which a rank gets three quarters
     assert sent[0].bytes == small + (4 * T * d * 3 // 4 if dims == "batch" else 0)
+
+
+def recurrent(params: dict, x: ts.Tensor) -> ts.Tensor:
+    """x: [T, B, d]"""
+    h0 = ts.zeros((x.shape[1], params["u"].shape[0]))
+    _, hs = ts.scan(lambda h, z: 2 * (ts.tanh(z + h @ params["u"]),), h0, x @ params["w"])
+    return ts.mean(hs ** 2)
+
+
+@pytest.mark.parametrize(("way", "room"), [("fsdp", 1 << 20), ("fsdp", 0), ("dp", 0)])
+def test_what_a_loop_is_given_is_gathered_in_front_of_it(rng, monkeypatch, way, room):
+    """And its gradient summed over ranks behind it: of a step of an LSTM over 32 tokens both had
+    been sent in each iteration."""
+    monkeypatch.setattr(control_flow, "KEPT_ON_HOSTS_BYTES", room)
+    mesh, T = mesh_of(dp=4), 9
+    plain = {k: ts.param(rng.normal(size=s) / 4, "f32") for k, s in (("w", (5, 12)),
+                                                                     ("u", (12, 12)))}
+    x = rng.normal(size=(T, 4, 5)).astype("f")
+    params = ts.dist.fsdp(plain, mesh=mesh) if way == "fsdp" else {
+        k: ts.dist.distribute(p, None, mesh=mesh) for k, p in plain.items()}
+    step = ts.jit(ts.value_and_grad(recurrent))
+    value, grads = step(params, ts.dist.distribute(x, ts.ShardSpec((1,), ("dp",)), mesh=mesh))
+    want, slopes = ts.value_and_grad(recurrent)(plain, ts.tensor(x))
+    assert_close(value.numpy(), want.numpy(), "f32", n=x.size)
+    for k, g in grads.items():
+        assert g.layout.unmarked() == params[k].layout.unmarked()
+        assert_close(g.numpy(), slopes[k].numpy(), "f32", n=T * x.size, scale=1.0)
+    inside = {(c.op, c.times) for c in step.plan if c.inside}
+    assert inside == ({("all_gather", T)} if (way, room) == ("fsdp", 0) else set()), step.plan
+
+    def sampled(p: dict, h: ts.Tensor) -> ts.Tensor:
+        return ts.while_loop(lambda s: s[1] < T, lambda s: (ts.tanh(s[0] @ p["u"]), s[1] + 1),
+                             (h, ts.tensor(0)))[0]
+
+    h = rng.normal(size=(4, 12)).astype("f")
+    decode = ts.jit(sampled)
+    found = decode(params, ts.dist.distribute(h, ROWS, mesh=mesh))
+    assert_close(found.numpy(), sampled(plain, ts.tensor(h)).numpy(), "f32", n=12 * T)
+    assert [c.inside for c in decode.plan] == [room == 0] * (way == "fsdp"), decode.plan
 
 
 def test_what_is_too_small_stays_whole(rng):

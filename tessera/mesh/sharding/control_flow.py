@@ -8,7 +8,7 @@ that an iteration gives when it is given it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from tessera.graph.expand import expand, expand_by
@@ -19,12 +19,14 @@ from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, Split, replicated
 from ..partition import extents
-from .partitioned_steps import merge_waiting
+from .collective_order import KEPT_BYTES, whole_bytes
+from .partitioned_steps import LayoutHop, PartitionedOp, Together, merge_waiting
 from .propagate import HELD, Propagated, propagate
 from .rewrites import is_whole
 
 Wanted = Sequence[Layout | None]  # where results must lie; None: where they are made
 MOST_TRIES = 4  # layouts of the carries of a loop, before the last is imposed
+KEPT_ON_HOSTS_BYTES = 32 << 20  # of parameters that are whole while a loop runs
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ def _but_attention(graph: Graph) -> Graph:
     return expand_by(graph, lambda node: None if is_whole(node) else node.op.expand)
 
 
-def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = ()
-              ) -> Propagated:
-    """A held graph whose inputs lie as `given`; results may stay pending."""
+def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = (),
+              terms: Container[Value] = ()) -> Propagated:
+    """A held graph whose inputs lie as `given`; results may stay pending. terms: see propagate."""
     made = propagate(graph, dict(zip(graph.inputs, given, strict=True)), mesh,
-                     wanted or [None] * len(graph.outputs))
+                     wanted or [None] * len(graph.outputs), terms)
     return replace(made, steps=tuple(merge_waiting(made.steps)))
 
 
@@ -82,17 +84,21 @@ def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Ins
     body, n, m = ready(node.attrs["body"], mesh), node.attrs["n_carry"], node.attrs["n_xs"]
     xs = [_without_first(at, extents(v.aval))
           for at, v in zip(given[n:n + m], node.inputs[n:n + m], strict=True)]
-    rest = [replicated(mesh, 0), *xs, *given[n + m:]]
+    terms = {term for i in range(n) if (term := _added(
+        body, body.inputs[1 + i], body.outputs[i])) is not None}
 
-    def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
-        return partition(body, [rest[0], *carry, *rest[1:]], mesh, wanted)
+    def loop(constants: Sequence[Layout]) -> tuple[list[Layout], Propagated]:
+        def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
+            return partition(body, [replicated(mesh, 0), *carry, *xs, *constants], mesh, wanted,
+                             terms)
 
-    carry, made = _fixpoint(body, given[:n], run)
-    scattered = [_scattered(at, hint, v) for at, hint, v in
-                 zip(_at(made)[n:], hints[n:], node.outputs[n:], strict=True)]
-    if any(scattered):
-        made = run(carry, [*carry, *scattered])
-    ins = (*carry, *map(_with_first, xs), *given[n + m:])
+        carry, made = _fixpoint(body, given[:n], run)
+        scattered = [_scattered(at, hint, v) for at, hint, v in
+                     zip(_at(made)[n:], hints[n:], node.outputs[n:], strict=True)]
+        return carry, run(carry, [*carry, *scattered]) if any(scattered) else made
+
+    constants, (carry, made) = _gathered_once(body, given[n + m:], mesh, loop)
+    ins = (*carry, *map(_with_first, xs), *constants)
     return Inside(ins, (*carry, *map(_with_first, _at(made)[n:])), (made,))
 
 
@@ -101,12 +107,48 @@ def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> In
     test, body = ready(node.attrs["test"], mesh), ready(node.attrs["body"], mesh)
     n, scalar = len(body.outputs), replicated(mesh, 0)
 
-    def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
-        return partition(body, [scalar, *carry, *given[n:]], mesh, wanted)
+    def loop(constants: Sequence[Layout]) -> tuple[list[Layout], Propagated]:
+        def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
+            return partition(body, [scalar, *carry, *constants], mesh, wanted)
 
-    carry, made = _fixpoint(body, given[:n], run, pending=False)
-    asked = partition(test, [scalar, *carry, *given[n:]], mesh, [scalar])
-    return Inside((*carry, *given[n:]), tuple(carry), (asked, made))
+        return _fixpoint(body, given[:n], run, pending=False)
+
+    constants, (carry, made) = _gathered_once(body, given[n:], mesh, loop)
+    asked = partition(test, [scalar, *carry, *constants], mesh, [scalar])
+    return Inside((*carry, *constants), tuple(carry), (asked, made))
+
+
+def _gathered_once(body: Graph, constants: Sequence[Layout], mesh: Mesh,
+                   loop: Callable[[Sequence[Layout]], tuple[list[Layout], Propagated]]
+                   ) -> tuple[list[Layout], tuple[list[Layout], Propagated]]:
+    """What a loop is given in all its iterations, and the loop. Parameters that each iteration
+    would gather anew are gathered in front of it, as far as there is room for them: such stay whole
+    from one use to the next elsewhere too. constants: the last inputs of the body"""
+    found, made = list(constants), loop(constants)
+    room = float(KEPT_BYTES if mesh.names_gpus else KEPT_ON_HOSTS_BYTES)
+    inputs = body.inputs[len(body.inputs) - len(found):]
+    gathers = _gathered_anew(made[1], inputs)
+    for i, v in enumerate(inputs):
+        whole = found[i].gathered(found[i].regather).unmarked() if v in gathers else None
+        if whole is not None and (nbytes := whole_bytes((v, whole))) <= room:
+            found[i], room = whole, room - nbytes
+    return found, made if found == list(constants) else loop(found)
+
+
+def _gathered_anew(made: Propagated, inputs: Sequence[Value]) -> set[Value]:
+    """The inputs that are gathered for a use, or casts and transposes of them."""
+    source = {step.node.outputs[0]: step.node.inputs[0] for step in made.steps
+              if isinstance(step, PartitionedOp) and len(step.node.inputs) == 1}
+    moves = [move for step in made.steps
+             for move in (step.moves if isinstance(step, Together) else (step,))
+             if isinstance(move, LayoutHop) and move.anew and move.hop.kind == "all_gather"]
+    found = set[Value]()
+    for move in moves:
+        v = move.value
+        while v in source:
+            v = source[v]
+        found.add(v)
+    return found.intersection(inputs)
 
 
 def _scattered(at: Layout, hint: Layout | None, stack: Value) -> Layout | None:

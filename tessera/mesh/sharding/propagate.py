@@ -8,7 +8,7 @@ are reduced into whatever layout that op wants. The result is plain data, the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -52,16 +52,19 @@ HELD: dict[str, Callable[[Node, Sequence[Layout], Mesh, Sequence[Layout | None]]
 
 
 def propagate(graph: Graph, layouts: Mapping[Value, Layout], mesh: Mesh,
-              wanted: Sequence[Layout | None] | None = None) -> Propagated:
+              wanted: Sequence[Layout | None] | None = None, terms: Container[Value] = ()
+              ) -> Propagated:
     """Layouts and collectives of a graph whose inputs and captures lie as `layouts` say; what it
     does not name is replicated.
 
     wanted: of a held graph, the layouts its results must have; None for one where it is made,
     which may be pending
+    terms: of the body of a loop, what is only added to what the iterations hand on, whose sum over
+    ranks is made once, behind the loop
     """
     given = [*graph.inputs, *(v for v, _ in graph.captures)]
     full = {v: layouts.get(v) or replicated(mesh, v.aval.ndim) for v in given}
-    walk = _Walk(graph, mesh, wishes(graph, full), wishes(graph, full, wide=True))
+    walk = _Walk(graph, mesh, wishes(graph, full), wishes(graph, full, wide=True), terms)
     for v, layout in full.items():
         walk.hold(v, layout.unmarked())
         walk.mark(v, layout.regather)
@@ -120,8 +123,9 @@ class _Walk:
     """Where every value is so far, and the steps that brought it there."""
 
     def __init__(self, graph: Graph, mesh: Mesh, wishes: Mapping[Value, Layout],
-                 hints: Mapping[Value, Layout]):
+                 hints: Mapping[Value, Layout], terms: Container[Value]):
         self.graph, self.mesh, self.wishes, self.hints = graph, mesh, wishes, hints
+        self.terms = terms
         self.regather: dict[Value, tuple[str, ...]] = {}  # gathered anew for each use
         self.derived: dict[Value, Node] = {}  # casts and transposes of such
         self.steps: list[Step] = []
@@ -319,9 +323,13 @@ class _Walk:
         return total + _work(node) * way.share / WORK_PER_BYTE
 
     def _joins_pending(self, v: Value, axes: tuple[str, ...]) -> bool:
-        """Whether all that reads a value adds it to a sum that waits for the same axes already: it
-        waits with that one, and costs nothing of its own."""
+        """Whether all that reads a value adds it to a sum that waits for the same axes already, or
+        to that of all iterations of a loop: it waits with that one, and costs nothing of its own.
+        """
         readers = self.readers.get(v, ())
+        if v in self.terms or len(readers) == 1 and readers[0].op.linear and \
+                len(readers[0].inputs) == 1 and readers[0].outputs[0] in self.terms:
+            return True
         return bool(readers) and all(
             r.op.linear == "joint" and any(
                 x in self.at and self.now(x).pending == axes and self.now(x).op == "sum"
