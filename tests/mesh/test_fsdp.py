@@ -211,6 +211,52 @@ def test_what_a_loop_is_given_is_gathered_in_front_of_it(rng, monkeypatch, way, 
     assert [c.inside for c in decode.plan] == [room == 0] * (way == "fsdp"), decode.plan
 
 
+def in_parts(params: dict, xs: ts.Tensor, how: str) -> dict:
+    """A step of SGD by the sum of the gradients of three parts of a batch, the first extent."""
+    slope = ts.grad(lambda p, x: ts.mean((ts.tanh(x @ p["w"]) @ p["u"]) ** 2))
+    total = ts.map_tree(ts.zeros_like, params)
+
+    def add(total: dict, x: ts.Tensor) -> dict:
+        return ts.map_tree(lambda a, g: a + g, total, slope(params, x))
+
+    if how == "scan":
+        total = ts.scan(lambda t, x: (add(t, x), None), total, xs)[0]
+    else:
+        for i in range(3):
+            total = add(total, xs[i])
+    return ts.map_tree(lambda p, g: p - 0.1 * g, params, total)
+
+
+@pytest.mark.parametrize("how", ["scan", "for"])
+@pytest.mark.parametrize("way", ["dp", "fsdp", "dp, clipped"])
+def test_gradients_of_several_parts_of_a_batch_are_summed_over_ranks_once(rng, how, way):
+    """The parameters come back as they lay. Where they are split, gradients are scattered for each
+    part: no rank then has whole ones."""
+    mesh = mesh_of(dp=4)
+    plain = {k: ts.param(rng.normal(size=s) / 4, "f32") for k, s in (("w", (16, 24)),
+                                                                     ("u", (24, 5)))}
+    x = rng.normal(size=(3, 200, 16)).astype("f")
+    params = ts.dist.fsdp(plain, mesh=mesh) if way == "fsdp" else {
+        k: ts.dist.distribute(p, None, mesh=mesh) for k, p in plain.items()}
+
+    def fn(params: dict, xs: ts.Tensor) -> dict:
+        new = in_parts(params, xs, how)
+        return ts.optim.clip_by_global_norm(new, 1.0)[0] if "clipped" in way else new
+
+    step = ts.jit(fn)
+    got = step(params, ts.dist.distribute(x, ts.ShardSpec((1,), ("dp",)), mesh=mesh))
+    want = fn(plain, ts.tensor(x))
+    for k, p in got.items():
+        assert p.layout == params[k].layout.unmarked(), k
+        assert_close(p.numpy(), want[k].numpy(), "f32", n=600, scale=1.0)
+    sums = [c for c in step.plan if c.op in ("all_reduce", "reduce_scatter") and c.elements > 1]
+    if way != "fsdp":
+        assert [(c.op, c.times, c.inside) for c in sums] == [("all_reduce", 1, False)], step.plan
+    else:
+        assert {c.op for c in sums} == {"reduce_scatter"}, step.plan
+        assert sum(c.times * c.bytes for c in sums) == 3 * 4 * (16 * 24 + 24 * 5) * 3 // 4
+
+
 def test_what_is_too_small_stays_whole(rng):
     mesh = mesh_of(dp=4)
     params = ts.dist.fsdp({"b": ts.param(rng.normal(size=(3,))), "s": ts.param(1.5)}, mesh=mesh)

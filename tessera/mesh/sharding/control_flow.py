@@ -8,8 +8,9 @@ that an iteration gives when it is given it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tessera.graph.expand import expand, expand_by
 from tessera.graph.ir import Graph, Node, Value
@@ -19,23 +20,27 @@ from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, Split, replicated
 from ..partition import extents
-from .collective_order import KEPT_BYTES, whole_bytes
+from .collective_order import KEPT_BYTES, send_together, whole_bytes
 from .partitioned_steps import LayoutHop, PartitionedOp, Together, merge_waiting
 from .propagate import HELD, Propagated, propagate
 from .rewrites import is_whole
 
 Wanted = Sequence[Layout | None]  # where results must lie; None: where they are made
+Outside = Mapping[Value, Layout]  # how inputs of a body lie outside that are gathered in front
+Loop = tuple[list[Layout], Propagated]  # its carries, and an iteration
 MOST_TRIES = 4  # layouts of the carries of a loop, before the last is imposed
 KEPT_ON_HOSTS_BYTES = 32 << 20  # of parameters that are whole while a loop runs
 
 
 @dataclass(frozen=True)
 class Inside:
-    """A node with its bodies on the mesh: how its operands must come, how its results lie."""
+    """A node with its bodies on the mesh: how its operands must come, how its results lie.
+    gradients: results that are sums of them, and wait for those of all ranks."""
 
     ins: tuple[Layout, ...]
     outs: tuple[Layout, ...]
     bodies: tuple[Propagated, ...]
+    gradients: tuple[int, ...] = ()
 
 
 def ready(graph: Graph, mesh: Mesh | None = None) -> Graph:
@@ -56,11 +61,14 @@ def _but_attention(graph: Graph) -> Graph:
 
 
 def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = (),
-              terms: Container[Value] = ()) -> Propagated:
-    """A held graph whose inputs lie as `given`; results may stay pending. terms: see propagate."""
+              terms: Container[Value] = (), outside: Outside = MappingProxyType({})
+              ) -> Propagated:
+    """A held graph whose inputs lie as `given`; results may stay pending. terms, outside: see
+    propagate."""
     made = propagate(graph, dict(zip(graph.inputs, given, strict=True)), mesh,
-                     wanted or [None] * len(graph.outputs), terms)
-    return replace(made, steps=tuple(merge_waiting(made.steps)))
+                     wanted or [None] * len(graph.outputs), terms, outside)
+    steps = merge_waiting(made.steps) if mesh.names_gpus else send_together(made.steps, made.inputs)
+    return replace(made, steps=tuple(steps))
 
 
 def _at(body: Propagated) -> list[Layout]:
@@ -87,10 +95,10 @@ def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Ins
     terms = {term for i in range(n) if (term := _added(
         body, body.inputs[1 + i], body.outputs[i])) is not None}
 
-    def loop(constants: Sequence[Layout]) -> tuple[list[Layout], Propagated]:
+    def loop(constants: Sequence[Layout], outside: Outside) -> Loop:
         def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
             return partition(body, [replicated(mesh, 0), *carry, *xs, *constants], mesh, wanted,
-                             terms)
+                             terms, outside)
 
         carry, made = _fixpoint(body, given[:n], run)
         scattered = [_scattered(at, hint, v) for at, hint, v in
@@ -99,7 +107,10 @@ def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Ins
 
     constants, (carry, made) = _gathered_once(body, given[n + m:], mesh, loop)
     ins = (*carry, *map(_with_first, xs), *constants)
-    return Inside(ins, (*carry, *map(_with_first, _at(made)[n:])), (made,))
+    aligned = {v for node in body.nodes if node.op.name == "shard_like" for v in node.outputs}
+    gradients = tuple(i for i, at in enumerate(carry) if at.pending and _added(
+        body, body.inputs[1 + i], body.outputs[i]) in aligned)
+    return Inside(ins, (*carry, *map(_with_first, _at(made)[n:])), (made,), gradients)
 
 
 def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
@@ -107,9 +118,9 @@ def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> In
     test, body = ready(node.attrs["test"], mesh), ready(node.attrs["body"], mesh)
     n, scalar = len(body.outputs), replicated(mesh, 0)
 
-    def loop(constants: Sequence[Layout]) -> tuple[list[Layout], Propagated]:
+    def loop(constants: Sequence[Layout], outside: Outside) -> Loop:
         def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
-            return partition(body, [scalar, *carry, *constants], mesh, wanted)
+            return partition(body, [scalar, *carry, *constants], mesh, wanted, (), outside)
 
         return _fixpoint(body, given[:n], run, pending=False)
 
@@ -119,20 +130,20 @@ def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> In
 
 
 def _gathered_once(body: Graph, constants: Sequence[Layout], mesh: Mesh,
-                   loop: Callable[[Sequence[Layout]], tuple[list[Layout], Propagated]]
-                   ) -> tuple[list[Layout], tuple[list[Layout], Propagated]]:
+                   loop: Callable[[Sequence[Layout], Outside], Loop]
+                   ) -> tuple[list[Layout], Loop]:
     """What a loop is given in all its iterations, and the loop. Parameters that each iteration
     would gather anew are gathered in front of it, as far as there is room for them: such stay whole
     from one use to the next elsewhere too. constants: the last inputs of the body"""
-    found, made = list(constants), loop(constants)
+    found, made, outside = list(constants), loop(constants, {}), dict[Value, Layout]()
     room = float(KEPT_BYTES if mesh.names_gpus else KEPT_ON_HOSTS_BYTES)
     inputs = body.inputs[len(body.inputs) - len(found):]
     gathers = _gathered_anew(made[1], inputs)
     for i, v in enumerate(inputs):
         whole = found[i].gathered(found[i].regather).unmarked() if v in gathers else None
         if whole is not None and (nbytes := whole_bytes((v, whole))) <= room:
-            found[i], room = whole, room - nbytes
-    return found, made if found == list(constants) else loop(found)
+            outside[v], found[i], room = found[i], whole, room - nbytes
+    return found, loop(found, outside) if outside else made
 
 
 def _gathered_anew(made: Propagated, inputs: Sequence[Value]) -> set[Value]:

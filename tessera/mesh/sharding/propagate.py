@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from tessera.errors import SourceLine
@@ -52,8 +53,8 @@ HELD: dict[str, Callable[[Node, Sequence[Layout], Mesh, Sequence[Layout | None]]
 
 
 def propagate(graph: Graph, layouts: Mapping[Value, Layout], mesh: Mesh,
-              wanted: Sequence[Layout | None] | None = None, terms: Container[Value] = ()
-              ) -> Propagated:
+              wanted: Sequence[Layout | None] | None = None, terms: Container[Value] = (),
+              outside: Mapping[Value, Layout] = MappingProxyType({})) -> Propagated:
     """Layouts and collectives of a graph whose inputs and captures lie as `layouts` say; what it
     does not name is replicated.
 
@@ -61,10 +62,12 @@ def propagate(graph: Graph, layouts: Mapping[Value, Layout], mesh: Mesh,
     which may be pending
     terms: of the body of a loop, what is only added to what the iterations hand on, whose sum over
     ranks is made once, behind the loop
+    outside: of what it is given whole, how it lies outside: what is like that lies there
     """
     given = [*graph.inputs, *(v for v, _ in graph.captures)]
     full = {v: layouts.get(v) or replicated(mesh, v.aval.ndim) for v in given}
-    walk = _Walk(graph, mesh, wishes(graph, full), wishes(graph, full, wide=True), terms)
+    lie = {**full, **outside}
+    walk = _Walk(graph, mesh, wishes(graph, lie), wishes(graph, lie, wide=True), terms, outside)
     for v, layout in full.items():
         walk.hold(v, layout.unmarked())
         walk.mark(v, layout.regather)
@@ -123,9 +126,11 @@ class _Walk:
     """Where every value is so far, and the steps that brought it there."""
 
     def __init__(self, graph: Graph, mesh: Mesh, wishes: Mapping[Value, Layout],
-                 hints: Mapping[Value, Layout], terms: Container[Value]):
+                 hints: Mapping[Value, Layout], terms: Container[Value],
+                 outside: Mapping[Value, Layout]):
         self.graph, self.mesh, self.wishes, self.hints = graph, mesh, wishes, hints
-        self.terms = terms
+        self.terms, self.outside = terms, outside
+        self.due: dict[Value, Layout] = {}  # sums of gradients, and how they will lie
         self.regather: dict[Value, tuple[str, ...]] = {}  # gathered anew for each use
         self.derived: dict[Value, Node] = {}  # casts and transposes of such
         self.steps: list[Step] = []
@@ -183,6 +188,9 @@ class _Walk:
         self.steps.append(PartitionedOp(node, way.ins, way.outs, placed=way.placed))
         for v, layout in zip(node.outputs, way.outs, strict=True):
             self.hold(v, layout)
+        due = [self.due[v] for v in node.inputs if v in self.due and v not in self.terms]
+        if due and way.outs[0].pending:
+            self.align(node.outputs[0], due[0])
         if node.op.matmul or passed and self.products.issuperset(
                 v for v, at in zip(node.inputs, way.ins, strict=True) if at.pending):
             self.products.update(node.outputs)
@@ -211,8 +219,10 @@ class _Walk:
         for v, layout in zip(node.inputs, ins, strict=True):
             self.bring(v, layout, node)
         self.steps.append(PartitionedOp(node, ins, found.outs, found.bodies))
-        for v, layout in zip(node.outputs, found.outs, strict=True):
+        for i, (v, layout) in enumerate(zip(node.outputs, found.outs, strict=True)):
             self.hold(v, layout)
+            if i in found.gradients:
+                self.align(v, layout.settled())
 
     def _loose(self, node: Node) -> list[int]:
         """Operands that are made where they are needed."""
@@ -327,13 +337,27 @@ class _Walk:
         to that of all iterations of a loop: it waits with that one, and costs nothing of its own.
         """
         readers = self.readers.get(v, ())
-        if v in self.terms or len(readers) == 1 and readers[0].op.linear and \
-                len(readers[0].inputs) == 1 and readers[0].outputs[0] in self.terms:
+        if self._adds_up(v, axes):
             return True
         return bool(readers) and all(
             r.op.linear == "joint" and any(
                 x in self.at and self.now(x).pending == axes and self.now(x).op == "sum"
                 for x in r.inputs if x is not v) for r in readers)
+
+    def _adds_up(self, v: Value, axes: Sequence[str]) -> bool:
+        """Whether a value, moved and aligned, only goes into a sum of several that waits."""
+        if v in self.terms:
+            return True
+        readers = self.readers.get(v, ())
+        if len(readers) != 1:
+            return False
+        (reader,) = readers
+        if reader.op.name == "shard_like":
+            like = reader.inputs[1]
+            at = self.outside.get(like) or (self.now(like) if like in self.at else None)
+            return at is not None and not _uses(at, axes) and self._only_added(reader.outputs[0])
+        return bool(reader.op.linear) and len(reader.inputs) == 1 and self._adds_up(
+            reader.outputs[0], axes)
 
     def _nearest(self, v: Value, layout: Layout) -> tuple[float, Layout]:
         """What it costs to bring a value to a layout, in elements, and from which of its own."""
@@ -482,16 +506,42 @@ class _Walk:
 
     def _constrain(self, node: Node) -> None:
         """An op that says how its operand is to lie."""
-        at = [self.marked(v, self.home(v)) for v in node.inputs]
+        at = [self.outside.get(v) or self.marked(v, self.home(v)) for v in node.inputs]
         asked = CONSTRAINTS[node.op.name](node, at)
         target, wish = asked.unmarked(), self.wishes.get(node.outputs[0])
         if wish is not None and yields(node, wish, self.graph):
             target = wish
+        if self._accumulates(node, target):
+            self.due[node.outputs[0]], target = target, self.home(node.inputs[0])
         self.bring(node.inputs[0], target, node)
         self.steps.append(PartitionedOp(node, (target, *(self.home(v) for v in node.inputs[1:])),
                                         (target,)))
         self.hold(node.outputs[0], target)
         self.mark(node.outputs[0], asked.regather)
+
+
+    # --- gradients of several parts of a batch ----------------------------------------------
+    def _accumulates(self, node: Node, target: Layout) -> bool:
+        """Whether a gradient, aligned with a parameter that the ranks of its sum hold alike, is
+        only added to others: of several parts of a batch, or of the iterations of a loop. Then the
+        sum over ranks is made once, of all of them."""
+        home = self.home(node.inputs[0])
+        return node.op.name == "shard_like" and home.op == "sum" and _same_splits(home, target) \
+            and self._only_added(node.outputs[0])
+
+    def _only_added(self, v: Value) -> bool:
+        """Whether a gradient goes into sums of gradients alone."""
+        readers = self.readers.get(v, ())
+        return v in self.terms or v not in self.graph.outputs and bool(readers) and all(
+            r.op.name == "add" and all(
+                x is v or x in self.makers and self.makers[x].op.name in ("add", "shard_like")
+                for x in r.inputs) for r in readers)
+
+    def align(self, v: Value, target: Layout) -> None:
+        """A sum of gradients whose ranks' terms are not added yet: when it is whole they are."""
+        self.due[v] = target
+        if not self._only_added(v):
+            self.bring(v, target, None, "the gradients of all parts are there")
 
 
 def _line(node: Node | None) -> SourceLine | None:
