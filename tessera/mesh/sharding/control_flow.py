@@ -195,7 +195,8 @@ def _sums(body: Graph, carry: Sequence[Layout], made: Propagated) -> list[Layout
     for i, at in enumerate(carry):
         term = _added(body, body.inputs[1 + i], body.outputs[i])
         home = homes.get(term) if term is not None else None
-        if home is not None and home.op == "sum" and home.splits == at.splits:
+        if home is not None and home.op == "sum" and (
+                home.splits == at.splits or home.splits == at.gathered(home.pending).splits):
             found[i] = home
     return found
 
