@@ -130,7 +130,8 @@ class _Walk:
                  outside: Mapping[Value, Layout]):
         self.graph, self.mesh, self.wishes, self.hints = graph, mesh, wishes, hints
         self.terms, self.outside = terms, outside
-        self.due: dict[Value, Layout] = {}  # sums of gradients, and how they will lie
+        self.gradients = set[Value]()  # what is aligned with a parameter, and sums of such
+        self.due: dict[Value, Layout] = {}  # those that wait, and how they will lie
         self.regather: dict[Value, tuple[str, ...]] = {}  # gathered anew for each use
         self.derived: dict[Value, Node] = {}  # casts and transposes of such
         self.steps: list[Step] = []
@@ -144,6 +145,9 @@ class _Walk:
         for node in graph.nodes:
             for v in node.inputs:
                 self.readers.setdefault(v, []).append(node)
+            if node.op.name == "shard_like" or (
+                    node.op.name == "add" and self.gradients.issuperset(node.inputs)):
+                self.gradients.update(node.outputs)
 
     def hold(self, v: Value, layout: Layout) -> None:
         self.at.setdefault(v, []).append(layout)
@@ -533,9 +537,7 @@ class _Walk:
         """Whether a gradient goes into sums of gradients alone."""
         readers = self.readers.get(v, ())
         return v in self.terms or v not in self.graph.outputs and bool(readers) and all(
-            r.op.name == "add" and all(
-                x is v or x in self.makers and self.makers[x].op.name in ("add", "shard_like")
-                for x in r.inputs) for r in readers)
+            r.op.name == "add" and self.gradients.issuperset(r.inputs) for r in readers)
 
     def align(self, v: Value, target: Layout) -> None:
         """A sum of gradients whose ranks' terms are not added yet: when it is whole they are."""
