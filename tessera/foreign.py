@@ -277,6 +277,9 @@ METHODS: Mapping[str, str] = {
     "scatter_reduce": 'ts.put_along_axis(x, ids, values, axis, "max")',
     "masked_fill": "ts.where(condition, value, x)", "topk": "ts.top_k(x, k)",
     "gather": "ts.take_along_axis(x, ids, axis)", "itemsize": "x.dtype.bits // 8",
+    **dict.fromkeys(("local", "parts"), "of a distributed tensor, and outside of ts.jit: inside "
+                    "tensors are whole, and ts.shard(x, spec) says how one lies"),
+    "mesh": "x.layout.mesh, of a distributed tensor",
 }
 
 # ts.dist.<word>, and ts.<word> where FUNCTIONS has none

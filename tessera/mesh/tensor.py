@@ -229,7 +229,7 @@ class DistTensor(Tensor):
 def _watch(part: Tensor, layout: Layout) -> None:
     """A part is given away, and who has it may write there. Of what other ranks hold too, programs
     that are given it compare the values then (ShardedProgram)."""
-    if layout.repeated and part.place == HOST and transport().size > 1:
+    if layout.repeated and part.place == HOST and layout.mesh.size() > 1:
         watch(part.buffer)
 
 

@@ -57,14 +57,18 @@ def term_layouts(ndim: int, rng: np.random.Generator, mesh: Mesh = MESH) -> list
 
 
 def spread(x: Tensor, layout: Layout, rng: np.random.Generator) -> DistTensor:
-    """x in a layout; the terms of a pending sum are random and add up to x."""
+    """x in a layout; the terms of a pending sum are random and add up to x. Of types in which they
+    would be rounded, or that are held as codes, each element is the term of one rank."""
     if not layout.pending:
         return distribute(x, layout)
-    terms = [Tensor(rng.standard_normal(x.shape).astype(x.array.dtype), x.type)
-             for _ in range(layout.mesh.size(layout.pending) - 1)]
-    total = sum((t.array for t in terms), np.zeros(x.shape, x.array.dtype))
-    terms.append(Tensor(np.asarray(x.array - total, x.array.dtype), x.type))
-    parts = [distribute(t, layout.settled()) for t in terms]
+    n = layout.mesh.size(layout.pending)
+    if x.dtype.name in ("f32", "f64"):
+        arrays = [rng.standard_normal(x.shape).astype(x.array.dtype) for _ in range(n - 1)]
+        arrays.append(np.asarray(x.array - sum(arrays, np.zeros_like(x.array))))
+    else:
+        owner = rng.integers(0, n, x.shape)
+        arrays = [np.where(owner == i, x.array, np.zeros_like(x.array)) for i in range(n)]
+    parts = [distribute(Tensor(a, x.type), layout.settled()) for a in arrays]
     held = {r: parts[layout.mesh.index(r, layout.pending)].held[r]
             for r in range(layout.mesh.size())}
     return DistTensor(held, x.shape, x.type, layout)

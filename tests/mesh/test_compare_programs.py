@@ -331,6 +331,33 @@ def test_what_a_rank_wrote_where_others_hold_the_same_is_compared(given, rank_wr
         assert len({*made}) == 1 and made[0][0] != made[0][1] == made[0][2]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int32", "fp4_e2m1"])
+def test_a_program_that_runs_alone_is_told_of_parts_that_no_longer_agree(dtype):
+    """There x.local is the part of rank 0; under a launcher each rank would have written its own.
+    What no other rank holds it may write."""
+    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
+    step = ts.jit(lambda w: ts.sum(ts.cast(w, "f32")))
+    w = ts.dist.tensor((4, 4), COLUMNS, mesh, dtype, init=1.0)
+    w[...] = ts.tensor(np.full((4, 4), 2.0), dtype)
+    assert float(step(w)) == 32
+    for part in w.parts.values():
+        part[...] = 3
+    assert float(step(w)) == 48
+    w.local[3, 1] = 1
+    with pytest.raises(ts.dist.PolicyMismatch) as info:
+        step(w)
+    assert "<lambda> is given different values of what the ranks along 'dp' hold alike, w, " \
+        in info.value.message
+    assert "\n  rank 0: from element 7 on 1\n  rank 2: from element 7 on 3" in info.value.message
+    assert "write x[...] = values" in info.value.hint
+    w.local[0] = 2
+    with pytest.raises(ts.dist.PolicyMismatch, match="cast is given different values"):
+        ts.cast(w, "f64")
+    own = ts.dist.tensor((4, 4), ts.ShardSpec((0, 1), ("dp", "tp")), mesh, init=1.0)
+    own.local[0] = 5.0
+    assert float(ts.jit(ts.sum)(own)) == 24
+
+
 def test_a_rank_is_told_that_others_have_not_computed_with_their_parts():
     """An op on a split tensor that one rank makes, which nobody exchanges anything for: at its
     line. Of what it holds whole a rank may compute what it likes."""

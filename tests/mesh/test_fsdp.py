@@ -13,7 +13,7 @@ from mesh import training
 from mesh.launch import needs_mpi, results_of_all
 from mesh.training import ROWS, held_bytes, mesh_of
 from tessera.graph.simplify import simplify
-from tessera.mesh.sharding import collective_order
+from tessera.mesh.sharding import collective_order, control_flow
 from tolerance import assert_close
 
 PROGRAMS = Path(training.__file__)
@@ -139,6 +139,122 @@ def test_several_types_and_extents_go_in_one_message_with_the_same_bits(longest,
     scatters = [c for c in step.plan if c.op == "reduce_scatter"]
     assert len([c for c in step.plan if c.op == "all_gather"]) == (1 if longest else 6)
     assert len(scatters) == (1 if longest else 4)
+
+
+def positioned(params: dict, x: ts.Tensor) -> ts.Tensor:
+    """x: [B, T, d]"""
+    h = ts.layernorm(x + params["positions"], params["gain"], params["bias"])
+    return ts.mean((ts.gelu(h @ params["up"]) @ params["down"] + x) ** 2)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("dims", ["batch", "sequence"])
+def test_a_batch_stays_as_it_lies_however_few_rows_a_rank_has(rng, rows, dims):
+    """With one row to a rank positions of a sequence cost as much as the batch itself: it was
+    split by positions from there on, and a GPT-2 of two layers on eight ranks had 70 collectives
+    for 6. A sequence that the same axis splits is added to the positions that lie beside it."""
+    mesh, T, d = mesh_of(dp=4), 24, 16
+    shapes = {"positions": (T, d), "gain": (d,), "bias": (d,), "up": (d, 4 * d),
+              "down": (4 * d, d)}
+    plain = {k: ts.param(rng.normal(size=s) / 4, "f32") for k, s in shapes.items()}
+    x = rng.normal(size=(4 * rows if dims == "batch" else 1, T, d)).astype("f")
+    step = ts.jit(ts.value_and_grad(positioned))
+    value, grads = step(ts.dist.fsdp(plain, mesh=mesh), ts.dist.distribute(
+        x, ROWS if dims == "batch" else ts.ShardSpec((1,), ("dp",)), mesh=mesh))
+    want, slopes = ts.value_and_grad(positioned)(plain, ts.tensor(x))
+    assert_close(value.numpy(), want.numpy(), "f32", n=x.size)
+    for k, g in grads.items():
+        assert g.layout.describe()[:3] == "(dp"
+        assert_close(g.numpy(), slopes[k].numpy(), "f32", n=x.size, scale=1.0)
+    sent = [c for c in step.plan if c.op != "all_reduce"]
+    assert [c.op for c in sent] == ["all_gather", "reduce_scatter"], step.plan
+    small = 4 * (d * 4 * d * 2 + 2 * d) * 3 // 4  # in bytes, of which a rank gets three quarters
+    assert sent[0].bytes == small + (4 * T * d * 3 // 4 if dims == "batch" else 0)
+
+
+def recurrent(params: dict, x: ts.Tensor) -> ts.Tensor:
+    """x: [T, B, d]"""
+    h0 = ts.zeros((x.shape[1], params["u"].shape[0]))
+    _, hs = ts.scan(lambda h, z: 2 * (ts.tanh(z + h @ params["u"]),), h0, x @ params["w"])
+    return ts.mean(hs ** 2)
+
+
+@pytest.mark.parametrize(("way", "room"), [("fsdp", 1 << 20), ("fsdp", 0), ("dp", 0)])
+def test_what_a_loop_is_given_is_gathered_in_front_of_it(rng, monkeypatch, way, room):
+    """And its gradient summed over ranks behind it: of a step of an LSTM over 32 tokens both had
+    been sent in each iteration."""
+    monkeypatch.setattr(control_flow, "KEPT_ON_HOSTS_BYTES", room)
+    mesh, T = mesh_of(dp=4), 9
+    plain = {k: ts.param(rng.normal(size=s) / 4, "f32") for k, s in (("w", (5, 12)),
+                                                                     ("u", (12, 12)))}
+    x = rng.normal(size=(T, 4, 5)).astype("f")
+    params = ts.dist.fsdp(plain, mesh=mesh) if way == "fsdp" else {
+        k: ts.dist.distribute(p, None, mesh=mesh) for k, p in plain.items()}
+    step = ts.jit(ts.value_and_grad(recurrent))
+    value, grads = step(params, ts.dist.distribute(x, ts.ShardSpec((1,), ("dp",)), mesh=mesh))
+    want, slopes = ts.value_and_grad(recurrent)(plain, ts.tensor(x))
+    assert_close(value.numpy(), want.numpy(), "f32", n=x.size)
+    for k, g in grads.items():
+        assert g.layout.unmarked() == params[k].layout.unmarked()
+        assert_close(g.numpy(), slopes[k].numpy(), "f32", n=T * x.size, scale=1.0)
+    inside = {(c.op, c.times) for c in step.plan if c.inside}
+    assert inside == ({("all_gather", T)} if (way, room) == ("fsdp", 0) else set()), step.plan
+
+    def sampled(p: dict, h: ts.Tensor) -> ts.Tensor:
+        return ts.while_loop(lambda s: s[1] < T, lambda s: (ts.tanh(s[0] @ p["u"]), s[1] + 1),
+                             (h, ts.tensor(0)))[0]
+
+    h = rng.normal(size=(4, 12)).astype("f")
+    decode = ts.jit(sampled)
+    found = decode(params, ts.dist.distribute(h, ROWS, mesh=mesh))
+    assert_close(found.numpy(), sampled(plain, ts.tensor(h)).numpy(), "f32", n=12 * T)
+    assert [c.inside for c in decode.plan] == [room == 0] * (way == "fsdp"), decode.plan
+
+
+def in_parts(params: dict, xs: ts.Tensor, how: str) -> dict:
+    """A step of SGD by the sum of the gradients of three parts of a batch, the first extent."""
+    slope = ts.grad(lambda p, x: ts.mean((ts.tanh(x @ p["w"]) @ p["u"]) ** 2))
+    total = ts.map_tree(ts.zeros_like, params)
+
+    def add(total: dict, x: ts.Tensor) -> dict:
+        return ts.map_tree(lambda a, g: a + g, total, slope(params, x))
+
+    if how == "scan":
+        total = ts.scan(lambda t, x: (add(t, x), None), total, xs)[0]
+    else:
+        for i in range(3):
+            total = add(total, xs[i])
+    return ts.map_tree(lambda p, g: p - 0.1 * g, params, total)
+
+
+@pytest.mark.parametrize("how", ["scan", "for"])
+@pytest.mark.parametrize("way", ["dp", "fsdp", "dp, clipped"])
+def test_gradients_of_several_parts_of_a_batch_are_summed_over_ranks_once(rng, how, way):
+    """The parameters come back as they lay. Where they are split, gradients are scattered for each
+    part: no rank then has whole ones."""
+    mesh = mesh_of(dp=4)
+    plain = {k: ts.param(rng.normal(size=s) / 4, "f32") for k, s in (("w", (16, 24)),
+                                                                     ("u", (24, 5)))}
+    x = rng.normal(size=(3, 200, 16)).astype("f")
+    params = ts.dist.fsdp(plain, mesh=mesh) if way == "fsdp" else {
+        k: ts.dist.distribute(p, None, mesh=mesh) for k, p in plain.items()}
+
+    def fn(params: dict, xs: ts.Tensor) -> dict:
+        new = in_parts(params, xs, how)
+        return ts.optim.clip_by_global_norm(new, 1.0)[0] if "clipped" in way else new
+
+    step = ts.jit(fn)
+    got = step(params, ts.dist.distribute(x, ts.ShardSpec((1,), ("dp",)), mesh=mesh))
+    want = fn(plain, ts.tensor(x))
+    for k, p in got.items():
+        assert p.layout == params[k].layout.unmarked(), k
+        assert_close(p.numpy(), want[k].numpy(), "f32", n=600, scale=1.0)
+    sums = [c for c in step.plan if c.op in ("all_reduce", "reduce_scatter") and c.elements > 1]
+    if way != "fsdp":
+        assert [(c.op, c.times, c.inside) for c in sums] == [("all_reduce", 1, False)], step.plan
+    else:
+        assert {c.op for c in sums} == {"reduce_scatter"}, step.plan
+        assert sum(c.times * c.bytes for c in sums) == 3 * 4 * (16 * 24 + 24 * 5) * 3 // 4
 
 
 def test_what_is_too_small_stays_whole(rng):

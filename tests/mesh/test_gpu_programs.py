@@ -399,3 +399,47 @@ def test_a_recurrent_network(gpus, nccl, monkeypatch, rng, how):
             assert_close(y, want[0].numpy(), "f32", 200)
             assert_close(g, want[1].numpy(), "f32", 200, scale=np.abs(want[1].numpy()).max())
         assert "in one launch" in capture if how == "rows" else "host launches" in capture
+
+
+@pytest.mark.parametrize("way", ["whole", "fsdp"])
+@pytest.mark.parametrize("how", ["scan", "for"])
+def test_gradients_of_parts_of_a_batch_and_what_a_loop_is_given(gpus, nccl, rng, how, way):
+    """Summed over ranks behind the last part where parameters are whole; a loop's parameters are
+    gathered in front of it."""
+    X, W, U = values(rng, (3, 8, 6), (6, 10), (10, 10))
+
+    def step(p, xs):
+        def loss(p, x):
+            h = ts.scan(lambda h, _: (ts.tanh(h @ p["u"]), None), x @ p["w"], None, length=4)[0]
+            return ts.mean(h ** 2)
+
+        def add(total, x):
+            return ts.map_tree(lambda a, g: a + g, total, ts.grad(loss)(p, x))
+
+        total = ts.map_tree(ts.zeros_like, p)
+        if how == "scan":
+            total = ts.scan(lambda t, x: (add(t, x), None), total, xs)[0]
+        else:
+            for i in range(3):
+                total = add(total, xs[i])
+        return ts.map_tree(lambda p, g: p - 0.5 * g, p, total)
+
+    want = step({"w": ts.tensor(W), "u": ts.tensor(U)}, ts.tensor(X))
+
+    def program(mesh):
+        plain = {"w": ts.param(W), "u": ts.param(U)}
+        params = ts.dist.fsdp(plain, "x", mesh) if way == "fsdp" else {
+            k: placed(mesh, v.numpy(), "whole") for k, v in plain.items()}
+        xs = ts.dist.distribute(X, ts.ShardSpec((1,), ("x",)), mesh=mesh)
+        run = ts.jit(step)
+        for _ in range(2):  # step by step, and recorded
+            made = run(params, xs)
+        return {k: v.numpy() for k, v in made.items()}, run.plan
+
+    for made, plan in on_ranks(2, program):
+        for k, v in made.items():
+            assert_close(v, want[k].numpy(), "f32", 100)
+        inside = {c.op for c in plan if c.inside}  # of each part of the batch
+        assert inside == ({"reduce_scatter"} if (way, how) == ("fsdp", "scan") else set()), plan
+        if way == "whole":
+            assert [c.op for c in plan] == ["all_reduce"], plan

@@ -335,8 +335,8 @@ def test_sequences_split_between_products_are_never_whole_sums() -> None:
 
 
 def test_stacked_layers_stay_split_in_a_loop() -> None:
-    """ts.dist.fsdp of weights [layers, ...] in a scan: an iteration gathers one layer, and scatters
-    its gradient."""
+    """ts.dist.fsdp of weights [layers, ...] in a scan: an iteration gathers one layer, once for its
+    uses backward, and scatters its gradient."""
     mesh = ts.dist.mesh(axes=("dp",), shape=(4,))
     a, x = numbers(4, 16, 16) / 4, numbers(64, 16)
     ws = ts.dist.fsdp({"w": ts.dist.distribute(a, None, mesh=mesh)}, axis="dp")["w"]
@@ -351,7 +351,7 @@ def test_stacked_layers_stay_split_in_a_loop() -> None:
     _, grad = step(ws, ts.dist.distribute(x, spec((0, "dp")), mesh=mesh))
     assert_close(grad.numpy(), ts.grad(loss, argnums=0)(a, x).numpy(), dtype="f32", n=64)
     inside = Counter(c.op for c in step.plan if c.times == 4)
-    assert inside == {"all_gather": 3, "reduce_scatter": 1}, step.plan
+    assert inside == {"all_gather": 2, "reduce_scatter": 1}, step.plan
     layer = 16 * 16 * 4 * 3 // 4
     assert all(c.bytes == layer for c in step.plan if c.times == 4)
     assert not {"all_gather", "reduce_scatter"} & {c.op for c in step.plan if c.times == 1}

@@ -119,6 +119,7 @@ def whole():
     (lambda x: ts.dist.zero(ts.optim.AdamW, 1), ts.ArgumentError, "ts.optim.AdamW()"),
     (lambda x: ts.index_launch("dp")(double_rows)(x, ts.dist.tensor((4, 3), COLUMNS, MESH), 1.0),
      ts.ShapeError, "both must agree"),
+    (lambda x: ts.jit(lambda x: x.local)(x), ts.UnknownNameError, "and outside of ts.jit"),
 ])
 def test_mistakes_name_the_line_and_what_to_write(call, error, words):
     with pytest.raises(error) as info:

@@ -106,7 +106,7 @@ def keep_gathered(steps: Sequence[Step]) -> list[Step]:
             last[held] = i
     kept, gone, room = set[Held](), set[int](), float(KEPT_BYTES)
     for _, i, held in sorted(again, key=lambda found: found[:2]):
-        nbytes = 0.0 if held in kept else _whole_bytes(held)
+        nbytes = 0.0 if held in kept else whole_bytes(held)
         if nbytes <= room:
             room -= nbytes
             kept.add(held)
@@ -114,7 +114,7 @@ def keep_gathered(steps: Sequence[Step]) -> list[Step]:
     return [step for i, step in enumerate(steps) if i not in gone]
 
 
-def _whole_bytes(held: Held) -> float:
+def whole_bytes(held: Held) -> float:
     """What a rank holds of a value in this layout."""
     (value, layout), dtype = held, held[0].aval.dtype
     return prod(local_shape(layout, extents(value.aval), 0, dtype)) * dtype.bits / 8
@@ -176,7 +176,7 @@ def _gather_together(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step
         out.append([step])
         if not isinstance(step, LayoutHop) or not step.anew or step.hop.kind != "all_gather":
             continue
-        (held,), own = makes(step), _whole_bytes((step.value, step.hop.target))
+        (held,), own = makes(step), whole_bytes((step.value, step.hop.target))
         if own > SHORT_BYTES or asked(step.where, step.hop):
             continue
         out[i].clear()
@@ -211,7 +211,7 @@ def _buckets(steps: Sequence[Step]) -> Iterator[list[int]]:
     for i, step in enumerate(steps):
         if not isinstance(step, LayoutHop) or not step.anew or step.hop.kind != "all_gather":
             continue
-        own = _whole_bytes((step.value, step.hop.target))
+        own = whole_bytes((step.value, step.hop.target))
         full = nbytes >= (BUCKET_BYTES if begun == 2 else min(BEGIN_BYTES, BUCKET_BYTES))
         if full and own > nbytes / SHORT:
             yield bucket
@@ -247,5 +247,5 @@ def _made_ahead(held: Held, first: int, steps: Sequence[Step], maker: Mapping[He
     return [*found, at]
 
 
-__all__ = ["REDUCTIONS", "issue_early", "keep_gathered", "prefetch", "reduce_early",
-           "send_together"]
+__all__ = ["KEPT_BYTES", "REDUCTIONS", "issue_early", "keep_gathered", "prefetch", "reduce_early",
+           "send_together", "whole_bytes"]

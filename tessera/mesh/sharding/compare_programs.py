@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tessera.dims import show_shape
+from tessera.errors import user_line
 from tessera.graph.op import Aval
 from tessera.numerics import as_type
 from tessera.numerics.random_state import seed_and_step
@@ -37,7 +38,7 @@ from ..ranks.call_numbers import ALIKE, LeftSamples, differing_operand, values_t
 from ..ranks.envelope import MessageLabel, ranks_text
 from ..ranks.group import Group
 from ..ranks.ledger import CollectiveCall, agree
-from .plain_operands import CallOfParts, LeftOperands, number_of, samples_of
+from .plain_operands import CallOfParts, LeftOperands, number_of, samples_of, was_written
 
 F64 = as_type("f64")
 SAMPLE, SHOWN = 4096, 4  # elements of an operand that are looked at, and shown where they differ
@@ -322,5 +323,37 @@ def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
         f"{found.name}:\n{shown}", where=mine.where, hint=ALIKE)
 
 
-__all__ = ["GivenPart", "agree_on_program", "first_number", "operand_name", "operands_of",
-           "random_state_of", "sampled_number"]
+# --- of a program that runs alone ----------------------------------------------------------------
+def need_alike_alone(what: str, given: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raise PolicyMismatch where one process holds the parts of all ranks, has written into some,
+    and they are no longer the same where they hold the same block."""
+    for i, x in enumerate(given if was_written(given) else ()):
+        parts = {} if x.layout is None else x.read_parts
+        for axis in x.layout.repeated if parts else ():
+            for group in x.layout.mesh.groups(axis):
+                apart = next((r for r in group if not _same_bytes(parts[group[0]], parts[r])), None)
+                if apart is not None:
+                    shown = "\n".join(f"  rank {r}: {_shown_from_difference(parts[r], parts[s])}"
+                                      for r, s in ((group[0], apart), (apart, group[0])))
+                    raise PolicyMismatch(
+                        f"{what} is given different values of what the ranks along {axis!r} hold "
+                        f"alike, {operand_name(i, x, x.layout, names)}:\n{shown}",
+                        where=user_line(), hint="x.local is the part of rank 0 where a program "
+                        "runs alone, and each rank's own under a launcher: write x[...] = values, "
+                        "or the same into all of x.parts that hold the block")
+
+
+def _same_bytes(a: Tensor, b: Tensor) -> bool:
+    return a.buffer is b.buffer or a.buffer.tobytes() == b.buffer.tobytes()
+
+
+def _shown_from_difference(x: Tensor, other: Tensor) -> str:
+    """Some values, from the first in which the other has another one."""
+    values, others = (as_tensor(t).numpy().astype(np.float64).reshape(-1) for t in (x, other))
+    at = int(np.argmax((values != others) & ~(np.isnan(values) & np.isnan(others))))
+    at = at if at >= SHOWN else 0
+    return f"from element {at} on " * bool(at) + values_text(values[at:at + SHOWN].tolist())
+
+
+__all__ = ["GivenPart", "agree_on_program", "first_number", "need_alike_alone", "operand_name",
+           "operands_of", "random_state_of", "sampled_number"]

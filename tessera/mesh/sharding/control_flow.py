@@ -8,8 +8,9 @@ that an iteration gives when it is given it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tessera.graph.expand import expand, expand_by
 from tessera.graph.ir import Graph, Node, Value
@@ -19,21 +20,27 @@ from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, Split, replicated
 from ..partition import extents
-from .partitioned_steps import merge_waiting
+from .collective_order import KEPT_BYTES, send_together, whole_bytes
+from .partitioned_steps import LayoutHop, PartitionedOp, Together, merge_waiting
 from .propagate import HELD, Propagated, propagate
 from .rewrites import is_whole
 
 Wanted = Sequence[Layout | None]  # where results must lie; None: where they are made
+Outside = Mapping[Value, Layout]  # how inputs of a body lie outside that are gathered in front
+Loop = tuple[list[Layout], Propagated]  # its carries, and an iteration
 MOST_TRIES = 4  # layouts of the carries of a loop, before the last is imposed
+KEPT_ON_HOSTS_BYTES = 32 << 20  # of parameters that are whole while a loop runs
 
 
 @dataclass(frozen=True)
 class Inside:
-    """A node with its bodies on the mesh: how its operands must come, how its results lie."""
+    """A node with its bodies on the mesh: how its operands must come, how its results lie.
+    gradients: results that are sums of them, and wait for those of all ranks."""
 
     ins: tuple[Layout, ...]
     outs: tuple[Layout, ...]
     bodies: tuple[Propagated, ...]
+    gradients: tuple[int, ...] = ()
 
 
 def ready(graph: Graph, mesh: Mesh | None = None) -> Graph:
@@ -53,12 +60,15 @@ def _but_attention(graph: Graph) -> Graph:
     return expand_by(graph, lambda node: None if is_whole(node) else node.op.expand)
 
 
-def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = ()
+def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = (),
+              terms: Container[Value] = (), outside: Outside = MappingProxyType({})
               ) -> Propagated:
-    """A held graph whose inputs lie as `given`; results may stay pending."""
+    """A held graph whose inputs lie as `given`; results may stay pending. terms, outside: see
+    propagate."""
     made = propagate(graph, dict(zip(graph.inputs, given, strict=True)), mesh,
-                     wanted or [None] * len(graph.outputs))
-    return replace(made, steps=tuple(merge_waiting(made.steps)))
+                     wanted or [None] * len(graph.outputs), terms, outside)
+    steps = merge_waiting(made.steps) if mesh.names_gpus else send_together(made.steps, made.inputs)
+    return replace(made, steps=tuple(steps))
 
 
 def _at(body: Propagated) -> list[Layout]:
@@ -82,18 +92,25 @@ def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Ins
     body, n, m = ready(node.attrs["body"], mesh), node.attrs["n_carry"], node.attrs["n_xs"]
     xs = [_without_first(at, extents(v.aval))
           for at, v in zip(given[n:n + m], node.inputs[n:n + m], strict=True)]
-    rest = [replicated(mesh, 0), *xs, *given[n + m:]]
+    terms = {term for i in range(n) if (term := _added(
+        body, body.inputs[1 + i], body.outputs[i])) is not None}
 
-    def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
-        return partition(body, [rest[0], *carry, *rest[1:]], mesh, wanted)
+    def loop(constants: Sequence[Layout], outside: Outside) -> Loop:
+        def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
+            return partition(body, [replicated(mesh, 0), *carry, *xs, *constants], mesh, wanted,
+                             terms, outside)
 
-    carry, made = _fixpoint(body, given[:n], run)
-    scattered = [_scattered(at, hint, v) for at, hint, v in
-                 zip(_at(made)[n:], hints[n:], node.outputs[n:], strict=True)]
-    if any(scattered):
-        made = run(carry, [*carry, *scattered])
-    ins = (*carry, *map(_with_first, xs), *given[n + m:])
-    return Inside(ins, (*carry, *map(_with_first, _at(made)[n:])), (made,))
+        carry, made = _fixpoint(body, given[:n], run)
+        scattered = [_scattered(at, hint, v) for at, hint, v in
+                     zip(_at(made)[n:], hints[n:], node.outputs[n:], strict=True)]
+        return carry, run(carry, [*carry, *scattered]) if any(scattered) else made
+
+    constants, (carry, made) = _gathered_once(body, given[n + m:], mesh, loop)
+    ins = (*carry, *map(_with_first, xs), *constants)
+    aligned = {v for node in body.nodes if node.op.name == "shard_like" for v in node.outputs}
+    gradients = tuple(i for i, at in enumerate(carry) if at.pending and _added(
+        body, body.inputs[1 + i], body.outputs[i]) in aligned)
+    return Inside(ins, (*carry, *map(_with_first, _at(made)[n:])), (made,), gradients)
 
 
 def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
@@ -101,12 +118,48 @@ def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> In
     test, body = ready(node.attrs["test"], mesh), ready(node.attrs["body"], mesh)
     n, scalar = len(body.outputs), replicated(mesh, 0)
 
-    def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
-        return partition(body, [scalar, *carry, *given[n:]], mesh, wanted)
+    def loop(constants: Sequence[Layout], outside: Outside) -> Loop:
+        def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
+            return partition(body, [scalar, *carry, *constants], mesh, wanted, (), outside)
 
-    carry, made = _fixpoint(body, given[:n], run, pending=False)
-    asked = partition(test, [scalar, *carry, *given[n:]], mesh, [scalar])
-    return Inside((*carry, *given[n:]), tuple(carry), (asked, made))
+        return _fixpoint(body, given[:n], run, pending=False)
+
+    constants, (carry, made) = _gathered_once(body, given[n:], mesh, loop)
+    asked = partition(test, [scalar, *carry, *constants], mesh, [scalar])
+    return Inside((*carry, *constants), tuple(carry), (asked, made))
+
+
+def _gathered_once(body: Graph, constants: Sequence[Layout], mesh: Mesh,
+                   loop: Callable[[Sequence[Layout], Outside], Loop]
+                   ) -> tuple[list[Layout], Loop]:
+    """What a loop is given in all its iterations, and the loop. Parameters that each iteration
+    would gather anew are gathered in front of it, as far as there is room for them: such stay whole
+    from one use to the next elsewhere too. constants: the last inputs of the body"""
+    found, made, outside = list(constants), loop(constants, {}), dict[Value, Layout]()
+    room = float(KEPT_BYTES if mesh.names_gpus else KEPT_ON_HOSTS_BYTES)
+    inputs = body.inputs[len(body.inputs) - len(found):]
+    gathers = _gathered_anew(made[1], inputs)
+    for i, v in enumerate(inputs):
+        whole = found[i].gathered(found[i].regather).unmarked() if v in gathers else None
+        if whole is not None and (nbytes := whole_bytes((v, whole))) <= room:
+            outside[v], found[i], room = found[i], whole, room - nbytes
+    return found, loop(found, outside) if outside else made
+
+
+def _gathered_anew(made: Propagated, inputs: Sequence[Value]) -> set[Value]:
+    """The inputs that are gathered for a use, or casts and transposes of them."""
+    source = {step.node.outputs[0]: step.node.inputs[0] for step in made.steps
+              if isinstance(step, PartitionedOp) and len(step.node.inputs) == 1}
+    moves = [move for step in made.steps
+             for move in (step.moves if isinstance(step, Together) else (step,))
+             if isinstance(move, LayoutHop) and move.anew and move.hop.kind == "all_gather"]
+    found = set[Value]()
+    for move in moves:
+        v = move.value
+        while v in source:
+            v = source[v]
+        found.add(v)
+    return found.intersection(inputs)
 
 
 def _scattered(at: Layout, hint: Layout | None, stack: Value) -> Layout | None:
@@ -142,7 +195,8 @@ def _sums(body: Graph, carry: Sequence[Layout], made: Propagated) -> list[Layout
     for i, at in enumerate(carry):
         term = _added(body, body.inputs[1 + i], body.outputs[i])
         home = homes.get(term) if term is not None else None
-        if home is not None and home.op == "sum" and home.splits == at.splits:
+        if home is not None and home.op == "sum" and (
+                home.splits == at.splits or home.splits == at.gathered(home.pending).splits):
             found[i] = home
     return found
 

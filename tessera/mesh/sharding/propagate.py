@@ -8,9 +8,10 @@ are reduced into whatever layout that op wants. The result is plain data, the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from tessera.errors import SourceLine
@@ -52,16 +53,21 @@ HELD: dict[str, Callable[[Node, Sequence[Layout], Mesh, Sequence[Layout | None]]
 
 
 def propagate(graph: Graph, layouts: Mapping[Value, Layout], mesh: Mesh,
-              wanted: Sequence[Layout | None] | None = None) -> Propagated:
+              wanted: Sequence[Layout | None] | None = None, terms: Container[Value] = (),
+              outside: Mapping[Value, Layout] = MappingProxyType({})) -> Propagated:
     """Layouts and collectives of a graph whose inputs and captures lie as `layouts` say; what it
     does not name is replicated.
 
     wanted: of a held graph, the layouts its results must have; None for one where it is made,
     which may be pending
+    terms: of the body of a loop, what is only added to what the iterations hand on, whose sum over
+    ranks is made once, behind the loop
+    outside: of what it is given whole, how it lies outside: what is like that lies there
     """
     given = [*graph.inputs, *(v for v, _ in graph.captures)]
     full = {v: layouts.get(v) or replicated(mesh, v.aval.ndim) for v in given}
-    walk = _Walk(graph, mesh, wishes(graph, full), wishes(graph, full, wide=True))
+    lie = {**full, **outside}
+    walk = _Walk(graph, mesh, wishes(graph, lie), wishes(graph, lie, wide=True), terms, outside)
     for v, layout in full.items():
         walk.hold(v, layout.unmarked())
         walk.mark(v, layout.regather)
@@ -120,8 +126,12 @@ class _Walk:
     """Where every value is so far, and the steps that brought it there."""
 
     def __init__(self, graph: Graph, mesh: Mesh, wishes: Mapping[Value, Layout],
-                 hints: Mapping[Value, Layout]):
+                 hints: Mapping[Value, Layout], terms: Container[Value],
+                 outside: Mapping[Value, Layout]):
         self.graph, self.mesh, self.wishes, self.hints = graph, mesh, wishes, hints
+        self.terms, self.outside = terms, outside
+        self.gradients = set[Value]()  # what is aligned with a parameter, and sums of such
+        self.due: dict[Value, Layout] = {}  # those that wait, and how they will lie
         self.regather: dict[Value, tuple[str, ...]] = {}  # gathered anew for each use
         self.derived: dict[Value, Node] = {}  # casts and transposes of such
         self.steps: list[Step] = []
@@ -135,6 +145,9 @@ class _Walk:
         for node in graph.nodes:
             for v in node.inputs:
                 self.readers.setdefault(v, []).append(node)
+            if node.op.name == "shard_like" or (
+                    node.op.name == "add" and self.gradients.issuperset(node.inputs)):
+                self.gradients.update(node.outputs)
 
     def hold(self, v: Value, layout: Layout) -> None:
         self.at.setdefault(v, []).append(layout)
@@ -179,6 +192,9 @@ class _Walk:
         self.steps.append(PartitionedOp(node, way.ins, way.outs, placed=way.placed))
         for v, layout in zip(node.outputs, way.outs, strict=True):
             self.hold(v, layout)
+        due = [self.due[v] for v in node.inputs if v in self.due and v not in self.terms]
+        if due and way.outs[0].pending:
+            self.align(node.outputs[0], due[0])
         if node.op.matmul or passed and self.products.issuperset(
                 v for v, at in zip(node.inputs, way.ins, strict=True) if at.pending):
             self.products.update(node.outputs)
@@ -207,8 +223,10 @@ class _Walk:
         for v, layout in zip(node.inputs, ins, strict=True):
             self.bring(v, layout, node)
         self.steps.append(PartitionedOp(node, ins, found.outs, found.bodies))
-        for v, layout in zip(node.outputs, found.outs, strict=True):
+        for i, (v, layout) in enumerate(zip(node.outputs, found.outs, strict=True)):
             self.hold(v, layout)
+            if i in found.gradients:
+                self.align(v, layout.settled())
 
     def _loose(self, node: Node) -> list[int]:
         """Operands that are made where they are needed."""
@@ -280,13 +298,29 @@ class _Walk:
         return None
 
     def _suggests(self, v: Value, node: Node) -> Layout:
-        """How an operand lies; what is gathered for each use, as it will be for this one. Only ops
-        element by element, and those of it alone, work on the shards."""
+        """How an operand lies; what is gathered for each use, as it will be for this one. Ops of it
+        alone work on the shards, and ops element by element where `_works_on_shards` says so."""
         at = self.now(v).settled()
         others = [x for x in node.inputs if x is not v and not _small(x)]
-        if v in self.regather and others and node.op.loop is None:
+        if v in self.regather and others and not self._works_on_shards(v, at, others, node):
             return at.gathered(self.regather[v])
         return at
+
+    def _works_on_shards(self, v: Value, at: Layout, others: Sequence[Value], node: Node) -> bool:
+        """Whether an op element by element has its other operands along the shards of `v`: as an
+        optimizer's update, or positions of a sequence that is split so, too. A batch that the same
+        axis splits otherwise stays where it is: with one row to a rank, moving it would cost no
+        more than to gather the positions that are added to it, and all that follows would be
+        split like these."""
+        if node.op.loop is None:
+            return False
+        same = extents(v.aval) == extents(node.outputs[0].aval)
+        for axis in self.regather[v]:
+            mine, *theirs = (at.ndim - d for at in (at, *(self.now(x) for x in others))
+                             if (d := at.dim_of(axis)) is not None)  # shapes align at their ends
+            if any(d != mine for d in theirs) or not (theirs or same):
+                return False
+        return True
 
     def _cost(self, node: Node, way: Way) -> float:
         """Bytes received for this way, what its pending results will cost, and repeated work."""
@@ -303,13 +337,31 @@ class _Walk:
         return total + _work(node) * way.share / WORK_PER_BYTE
 
     def _joins_pending(self, v: Value, axes: tuple[str, ...]) -> bool:
-        """Whether all that reads a value adds it to a sum that waits for the same axes already: it
-        waits with that one, and costs nothing of its own."""
+        """Whether all that reads a value adds it to a sum that waits for the same axes already, or
+        to that of all iterations of a loop: it waits with that one, and costs nothing of its own.
+        """
         readers = self.readers.get(v, ())
+        if self._adds_up(v, axes):
+            return True
         return bool(readers) and all(
             r.op.linear == "joint" and any(
                 x in self.at and self.now(x).pending == axes and self.now(x).op == "sum"
                 for x in r.inputs if x is not v) for r in readers)
+
+    def _adds_up(self, v: Value, axes: Sequence[str]) -> bool:
+        """Whether a value, moved and aligned, only goes into a sum of several that waits."""
+        if v in self.terms:
+            return True
+        readers = self.readers.get(v, ())
+        if len(readers) != 1:
+            return False
+        (reader,) = readers
+        if reader.op.name == "shard_like":
+            like = reader.inputs[1]
+            at = self.outside.get(like) or (self.now(like) if like in self.at else None)
+            return at is not None and not _uses(at, axes) and self._only_added(reader.outputs[0])
+        return bool(reader.op.linear) and len(reader.inputs) == 1 and self._adds_up(
+            reader.outputs[0], axes)
 
     def _nearest(self, v: Value, layout: Layout) -> tuple[float, Layout]:
         """What it costs to bring a value to a layout, in elements, and from which of its own."""
@@ -458,16 +510,40 @@ class _Walk:
 
     def _constrain(self, node: Node) -> None:
         """An op that says how its operand is to lie."""
-        at = [self.marked(v, self.home(v)) for v in node.inputs]
+        at = [self.outside.get(v) or self.marked(v, self.home(v)) for v in node.inputs]
         asked = CONSTRAINTS[node.op.name](node, at)
         target, wish = asked.unmarked(), self.wishes.get(node.outputs[0])
         if wish is not None and yields(node, wish, self.graph):
             target = wish
+        if self._accumulates(node, target):
+            self.due[node.outputs[0]], target = target, self.home(node.inputs[0])
         self.bring(node.inputs[0], target, node)
         self.steps.append(PartitionedOp(node, (target, *(self.home(v) for v in node.inputs[1:])),
                                         (target,)))
         self.hold(node.outputs[0], target)
         self.mark(node.outputs[0], asked.regather)
+
+
+    # --- gradients of several parts of a batch ----------------------------------------------
+    def _accumulates(self, node: Node, target: Layout) -> bool:
+        """Whether a gradient, aligned with a parameter that the ranks of its sum hold alike, is
+        only added to others: of several parts of a batch, or of the iterations of a loop. Then the
+        sum over ranks is made once, of all of them."""
+        home = self.home(node.inputs[0])
+        return node.op.name == "shard_like" and home.op == "sum" and _same_splits(home, target) \
+            and self._only_added(node.outputs[0])
+
+    def _only_added(self, v: Value) -> bool:
+        """Whether a gradient goes into sums of gradients alone."""
+        readers = self.readers.get(v, ())
+        return v in self.terms or v not in self.graph.outputs and bool(readers) and all(
+            r.op.name == "add" and self.gradients.issuperset(r.inputs) for r in readers)
+
+    def align(self, v: Value, target: Layout) -> None:
+        """A sum of gradients whose ranks' terms are not added yet: when it is whole they are."""
+        self.due[v] = target
+        if not self._only_added(v):
+            self.bring(v, target, None, "the gradients of all parts are there")
 
 
 def _line(node: Node | None) -> SourceLine | None:

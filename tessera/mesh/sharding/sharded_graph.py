@@ -56,6 +56,7 @@ from .collective_order import (
 from .compare_programs import (
     agree_on_program,
     first_number,
+    need_alike_alone,
     operand_name,
     operands_of,
     random_state_of,
@@ -68,13 +69,7 @@ from .few_blocks import FEW, send_by_few
 from .layout_change_ops import group_along
 from .localize import brings_parameter, gathers_beside, localize
 from .observed_runs import is_watched, run_observed
-from .partitioned_steps import (
-    CollectivePlan,
-    PlannedCollective,
-    describe,
-    merge_waiting,
-    planned,
-)
+from .partitioned_steps import CollectivePlan, PlannedCollective, describe, merge_waiting, planned
 from .place_in_whole import PlaceInWhole
 from .plain_operands import WRITTEN, LeftOperands, left_on, samples_of, was_written
 from .propagate import Propagated, propagate
@@ -204,6 +199,7 @@ class ShardedProgram:
             next_step()
         ranks = held_ranks(self.mesh)
         if transport().size == 1 and self.mesh.world_size > 1:
+            need_alike_alone(self.source.name, given, self.names)
             found = dict(enumerate(simulate(
                 lambda: self._run(mesh_rank(self.mesh), given), self.mesh)))
         else:
@@ -319,8 +315,7 @@ class ShardedProgram:
                 sequence.add(number, given)
 
     def _leave_alike(self, rank: int, given: Sequence[Tensor], changed: bool) -> None:
-        """Of the first call of a program that exchanges nothing, and of one behind a write, what
-        all ranks hold alike: for the next exchange on the mesh, or the end."""
+        """What all hold alike, of first calls that send nothing and behind writes: for the next."""
         if self._planned or rank in self._compared and not changed or transport().size == 1:
             return
         self._compared[rank] = 0
