@@ -103,3 +103,15 @@ def test_what_stays_as_it_is(rng):
                    (lambda x, r: ts.reshape(ts.exp(x.T) * 2, (4, 64)) + 1, (x, row))):
         check(fn, *xs, n=32)
     assert kinds(both, x) == ["loop", "loop"]
+
+
+def test_numbers_of_which_one_meets_other_values(rng):
+    """Their loop stays where that one is made, with the axes that the reduction has left."""
+    def quotients(x, t):
+        y = ts.logsumexp(x, axis=1)
+        a = 1.5 + y * y
+        return a * t, y / a
+
+    x, t = (rng.standard_normal(s).astype(np.float32) for s in ((16, 257), 16))
+    check(quotients, x, t)
+    check(lambda x, t: ts.grad(lambda x: ts.sum(quotients(x, t)[0] * quotients(x, t)[1]))(x), x, t)

@@ -27,8 +27,10 @@ def hoist_scalar_math(graph: Graph) -> Graph:
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node not in finished:
             return None
-        out = rw.emit(node.op.name, *(v if _is_number(rw.producer.get(v)) else reduced(rw, v)
-                                      for v in inputs), **node.attrs)
+        given = [v if _is_number(rw.producer.get(v)) else reduced(rw, v) for v in inputs]
+        if len({v.aval.shape for v in given if not _is_number(rw.producer.get(v))}) > 1:
+            return None  # one of them met others, and stayed where it was
+        out = rw.emit(node.op.name, *given, **node.attrs)
         shape = node.outputs[0].aval.shape
         return out if out.aval.shape == shape else rw.emit("reshape", out, shape=shape)
 
