@@ -125,7 +125,8 @@ DEQUANTIZE = GraphOp(
     axes="...,...->...",
     samples=tuple(
         Sample((Arg((2, 3), f"type:{name}", False), of), {"source": as_type(name)})
-        for name, of in (("fp8_e4m3", FIRST), ("int8", Arg((2, 1), "positive", False)))
+        for name, of in (("fp8_e4m3", FIRST), ("int8", Arg((2, 1), "positive", False)),
+                         ("fp4_e3m0", FIRST))
     ),
     doc="codes times their scale; to derivatives the identity",
 )
