@@ -279,14 +279,17 @@ def uniform(shape: Any, low: float | Tensor = 0.0, high: float | Tensor = 1.0,
     """Uniform on [low, high), 24 bits of it. Reproducible: a function of seed, stream, step, index.
 
     Ends are numbers, or tensors that broadcast to the shape. What the type rounds to `high`, which
-    is outside, is the number below it, and `low` where ends are data.
+    is outside, is the number below it, and `low` where ends are data. Where the type does not hold
+    `low`, what it rounds to less is the number above.
     """
     numeric = as_type(dtype)
     dims = shape_tuple(shape)
     low, high = _over(low, dims), _over(high, dims)
     unit = _in_range(_unit(random_bits(dims, key=key, generator=generator)), numeric)
     out = store(unit * (high - low) + low, numeric)
-    return store(F.where(out >= high, _below(high, low, out), out), numeric)
+    out = store(F.where(out >= high, _below(high, low, numeric), out), numeric)
+    above = _above(low, high, numeric)
+    return out if above is None else store(F.where(out < low, above, out), numeric)
 
 
 def _in_range(draw: Tensor, numeric: NumericType) -> Tensor:
@@ -295,15 +298,21 @@ def _in_range(draw: Tensor, numeric: NumericType) -> Tensor:
     return convert(draw, compute_type(numeric)) if numeric.dtype.name == "f64" else draw
 
 
-def _below(high: Any, low: Any, out: Tensor) -> Any:
+def _below(high: Any, low: Any, numeric: NumericType) -> Any:
     """The greatest number below `high` that the type of a draw holds, and not below `low`."""
-    if not _is_static(low, high) or out.dtype.numpy.kind in "ui":
+    if not _is_static(low, high) or numeric.dtype.kind != "float":
         return low
-    kind = out.dtype.numpy
-    top = np.asarray(high, np.float64).astype(kind)
-    if float(top) >= high:
-        top = np.nextafter(top, np.asarray(-float(out.dtype.max)).astype(kind))
-    return max(float(top), low)
+    return max(numeric.dtype.below(float(high)), low)
+
+
+def _above(low: Any, high: Any, numeric: NumericType) -> float | None:
+    """The least number above `low` that a narrow type holds; None where it holds `low` itself, or
+    no number between the ends."""
+    dtype = numeric.dtype
+    if not _is_static(low, high) or dtype.kind != "float" or dtype is dtype.compute:
+        return None
+    above = -dtype.below(-float(low))
+    return None if dtype.below(above) == low or above >= high else above
 
 
 @public
