@@ -434,7 +434,10 @@ def encode_value(value: Any, numeric: NumericType) -> np.ndarray:
 def _plain_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_plain_index(i) for i in index)
-    return index.array if isinstance(index, Tensor) else index
+    if not isinstance(index, Tensor):
+        return index
+    whole = index.dtype.kind == "int" and index.scale is None  # int4 as NumPy counts with it
+    return decode(index.array, index.dtype) if whole else index.numpy()
 
 
 def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:

@@ -42,6 +42,7 @@ from ..operand import (
     compute_type,
     convert,
     floating,
+    holds_integers,
     literal,
     named,
     public,
@@ -116,7 +117,7 @@ def fold_in(key: Tensor, data: Any) -> Tensor:
     """A new key from a key and an integer."""
     counted = isinstance(data, int) and not isinstance(data, bool) and -(2**63) <= data < 2**63
     value = literal(data, as_type("int64")) if counted else as_tensor(data)
-    if value.dtype.kind not in ("int", "uint") or value.ndim:
+    if not holds_integers(value) or value.ndim:
         raise DTypeError(f"fold_in needs an integer scalar, got {value.type}{list(value.shape)}")
     return apply(FOLD_IN, key, value)
 
@@ -425,7 +426,7 @@ def split(key: Any, num: int = 2) -> Tensor:
     Their draws are independent of each other and of those of `key`. ts.split cuts tensors.
     """
     base = as_tensor(key)
-    if tuple(base.shape) != (2,) or base.dtype.kind not in ("int", "uint"):
+    if tuple(base.shape) != (2,) or not holds_integers(base):
         raise DTypeError(f"a key is uint32 [2], got {base.type}{list(base.shape)}",
                          hint="ts.random.key(seed), ts.random.next_key()")
     if isinstance(num, bool) or not isinstance(num, int) or num < 1:
