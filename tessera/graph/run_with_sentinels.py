@@ -24,6 +24,7 @@ from ..numerics import CastCounts
 from ..numerics.random_state import get_state, set_state
 from .cpu.compiled import CompiledGraph, Step
 from .cpu.lower import LoweredLoop, lower
+from .cpu.widen_matmuls import widen_matmuls
 from .interpret import interpret
 from .ir import Graph, Node, Value
 from .ops.convert import cast_ref
@@ -156,6 +157,7 @@ class Watched(CompiledGraph):
     """Compiled steps that look at what they make, and tell the tally of the call."""
 
     def __init__(self, graph: Graph, repeats: int = 1):
+        graph = widen_matmuls(graph)  # whose values are those of the steps
         self.checked = checked_values(graph)
         self.nodes = graph.nodes
         super().__init__(graph, repeats)
