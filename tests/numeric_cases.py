@@ -189,7 +189,7 @@ def check_meaning(name: str, oracle: Callable, given: list[Tensor], got: Tensor)
             r = encode(w, d, rounding=policy.rounding, saturate=policy.saturate)
             fits |= _same(np.asarray(decode(r, d), np.float64), found)
         if d.bits >= 32:
-            fits |= np.abs(found - want) <= near * np.abs(want) + 4 * float(d.smallest)
+            fits |= np.abs(found - want) <= near * np.abs(want) + 16 * float(d.smallest)
     assert fits.all(), _told(name, exact, found, want, ~fits)
 
 
@@ -209,7 +209,7 @@ def check_same(name: str, given: list[Tensor], got: np.ndarray, want: Tensor,
     found, meant = found.astype(np.float64), meant.astype(np.float64)
     eps = {"f64": 64, "f32": 64}.get(d.name, 1) * EPS[d.name]
     with np.errstate(all="ignore"):
-        size = np.maximum(np.abs(meant), TINY[d.name] if d.bits < 32 else 4 * float(d.smallest))
+        size = np.maximum(np.abs(meant), TINY[d.name] if d.bits < 32 else 16 * float(d.smallest))
         size = size + (name == "sigmoid") * TINY["f32"] / eps  # by one exp, which overflows
         fits = _same(found, meant) | (np.abs(found - meant) <= 1.01 * eps * size)
     if signs and name not in ANY_ZERO and d.special != "none":  # else NaN is one of two zeros
