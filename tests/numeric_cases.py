@@ -209,9 +209,10 @@ def check_same(name: str, given: list[Tensor], got: np.ndarray, want: Tensor,
     found, meant = found.astype(np.float64), meant.astype(np.float64)
     eps = {"f64": 64, "f32": 64}.get(d.name, 1) * EPS[d.name]
     with np.errstate(all="ignore"):
-        size = np.maximum(np.abs(meant), TINY[d.name] if d.bits < 32 else 16 * float(d.smallest))
-        size = size + (name == "sigmoid") * TINY["f32"] / eps  # by one exp, which overflows
-        fits = _same(found, meant) | (np.abs(found - meant) <= 1.01 * eps * size)
+        size = np.maximum(np.abs(meant), TINY[d.name] if d.bits < 32 else 0)
+        least = 4 * float(d.smallest) if d.bits >= 32 else 0.0
+        least = TINY["f32"] if name == "sigmoid" else least  # by one exp, which overflows
+        fits = _same(found, meant) | (np.abs(found - meant) <= 1.01 * eps * size + least)
     if signs and name not in ANY_ZERO and d.special != "none":  # else NaN is one of two zeros
         fits &= (found != 0) | (meant != 0) | (np.signbit(found) == np.signbit(meant))
     assert fits.all(), _told(name, [values_of(x) for x in given], found, meant, ~fits)
