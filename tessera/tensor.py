@@ -434,7 +434,8 @@ def encode_value(value: Any, numeric: NumericType) -> np.ndarray:
 def _plain_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_plain_index(i) for i in index)
-    return index.array if isinstance(index, Tensor) else index
+    numbers = index.numpy() if isinstance(index, Tensor) else index
+    return decode(numbers, "int4") if getattr(numbers, "dtype", None) == "int4" else numbers
 
 
 def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:

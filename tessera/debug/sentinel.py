@@ -325,8 +325,8 @@ def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None],
            entering: Container[int] = ()) -> None:
     """An op has run. inner: the values of graphs that it holds. entering: operands that these have
     taken over, and have told of."""
-    if op.converts:
-        _count_cast(attrs, where, losses(attrs, [s.array for s in ins]))
+    if op.converts or op.codes and "to" in attrs:
+        _count_cast(attrs, where, losses(op, attrs, [s.array for s in ins]))
     if op.makes == "number" or "collective" in op.effects:
         return  # of a collective, see observe_sending: the result is data from other ranks
     suspects = _local.frames[-1].suspects

@@ -314,11 +314,16 @@ def number_in(x: Any, numeric: NumericType) -> Tensor:
     return literal(x.item() if isinstance(x, np.generic) else x, numeric)
 
 
+def holds_integers(x: Tensor) -> bool:
+    """Whether its elements are integers: those of a scaled type are multiples of a scale."""
+    return x.dtype.kind in ("int", "uint") and x.scale is None
+
+
 def countable(x: Tensor) -> Tensor:
     """x in a type whose sums do not wrap at once: bools as int64, narrow integers as int32."""
     if x.dtype.kind == "bool":
         return convert(x, as_type("int64"))
-    if x.scale is None and x.dtype.kind in ("int", "uint") and x.dtype.bits < 32:
+    if holds_integers(x) and x.dtype.bits < 32:
         return convert(x, as_type("int32"))
     return x
 

@@ -24,9 +24,10 @@ from ..numerics import CastCounts
 from ..numerics.random_state import get_state, set_state
 from .cpu.compiled import CompiledGraph, Step
 from .cpu.lower import LoweredLoop, lower
+from .cpu.widen_matmuls import widen_matmuls
 from .interpret import interpret
 from .ir import Graph, Node, Value
-from .ops.convert import cast_ref
+from .op import GraphOp
 from .schedule.groups import FusionGroup
 
 
@@ -156,6 +157,7 @@ class Watched(CompiledGraph):
     """Compiled steps that look at what they make, and tell the tally of the call."""
 
     def __init__(self, graph: Graph, repeats: int = 1):
+        graph = widen_matmuls(graph)  # whose values are those of the steps
         self.checked = checked_values(graph)
         self.nodes = graph.nodes
         super().__init__(graph, repeats)
@@ -206,7 +208,7 @@ class Watched(CompiledGraph):
         ins = self._pick(node.inputs)
 
         def step(env: list) -> None:
-            _tally().lost.append((node, losses(node.attrs, ins(env))))
+            _tally().lost.append((node, losses(node.op, node.attrs, ins(env))))
 
         return step
 
@@ -245,12 +247,12 @@ def _tally() -> Tally:
     return _local.tally
 
 
-def losses(attrs: dict[str, Any], inputs: Sequence[Any]) -> CastCounts:
+def losses(op: GraphOp, attrs: dict[str, Any], inputs: Sequence[Any]) -> CastCounts:
     """What a cast lost of these elements. Those that were NaN or infinite already are no loss of
     the cast, unless its format has no NaN: there they became 0."""
     counts, to = CastCounts(), attrs["to"].dtype
     with np.errstate(all="ignore"):
-        cast_ref(*inputs, counts=counts, **attrs)
+        op.ref(*inputs, counts=counts, **attrs)
     dropped = counts.nan if to.kind != "bool" and to.special == "none" else 0
     return CastCounts(counts.overflow, counts.underflow, dropped, 0, counts.subnormal)
 

@@ -126,7 +126,7 @@ def decode(a: Any, dtype: DType | str) -> np.ndarray:
     if dtype.kind != "float":
         return a.astype(np.int8) if dtype.packed else a
     if dtype.bits <= 8:
-        return _decode_table(dtype)[to_codes(a)]
+        return np.asarray(_decode_table(dtype)[to_codes(a)])  # of a scalar NumPy makes a number
     if dtype.bits == 16:
         return a.view(dtype.numpy).astype(np.float32)
     return a.view(dtype.numpy)

@@ -12,6 +12,7 @@ section 5.3. fp4_e3m0 has no published encoding: bias 3, values 0 and 2^-2 .. 2^
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -122,6 +123,14 @@ class DType:
         field, fraction = code >> self.man, code & ((1 << self.man) - 1)
         hidden = 1 << self.man if field else 0
         return (hidden + fraction) * 2.0 ** (max(field, 1) - self.bias - self.man)
+
+    def below(self, value: float) -> float:
+        """The largest finite number of a float format that is less than `value`, or its least."""
+        codes = range(self.max_code + 1)
+        if value > 0:
+            return self.value_of(bisect_left(codes, value, key=self.value_of) - 1)
+        more = bisect_right(codes, -value, key=self.value_of)
+        return -self.value_of(min(more, self.max_code))
 
     # -- range --
 

@@ -70,7 +70,15 @@ def _div(node: OnnxNode, a: Any, b: Any) -> Tensor:
         return F.divide(a, b)
     if a.type.dtype.kind == "uint":
         return F.floor_divide(a, b)
-    return F.floor_divide(F.abs(a), F.abs(b)) * F.sign(a) * F.sign(b)
+    quotient = F.floor_divide(a, b)
+    return F.where(_is_cut_below(a, b), quotient + 1, quotient)
+
+
+def _is_cut_below(a: Tensor, b: Tensor) -> Tensor:
+    """Where a / b of integers is below 0 and no integer: there rounding down and towards zero
+    differ."""
+    return F.logical_and(F.not_equal(F.remainder(a, b), 0),
+                         F.logical_xor(F.less(a, 0), F.less(b, 0)))
 
 
 @reads("Mod")
@@ -79,7 +87,10 @@ def _mod(node: OnnxNode, a: Any, b: Any) -> Tensor:
     a, b = tensor(a), tensor(b)
     if not node.option("fmod", 0) or a.type.dtype.kind == "uint":
         return F.remainder(a, b)
-    return F.remainder(F.abs(a), F.abs(b)) * F.sign(a)
+    if a.type.dtype.kind == "float":
+        return F.remainder(F.abs(a), F.abs(b)) * F.sign(a)
+    left = F.remainder(a, b)
+    return F.where(_is_cut_below(a, b), left - b, left)
 
 
 @reads("Pow")

@@ -132,7 +132,14 @@ def _remainder(w: Writer, node: Node, a: str, b: str) -> Any:
 
 @exports("floor_divide", when=lambda node: node.inputs[0].aval.dtype.kind in ("int", "uint"))
 def _floor_divide(w: Writer, node: Node, a: str, b: str) -> Any:
-    return w.op("Div", w.op("Sub", a, w.op("Mod", a, b)), b)
+    """One less than ONNX's quotient, which is cut off, where something is cut off below 0."""
+    quotient = w.op("Div", a, b)
+    if node.inputs[0].aval.dtype.kind == "uint":
+        return quotient
+    zero, one = number(node, 0), number(node, 1)
+    cut = w.op("Not", w.op("Equal", w.op("Mod", a, b), zero))
+    below = w.op("And", cut, w.op("Xor", w.op("Less", a, zero), w.op("Less", b, zero)))
+    return w.op("Where", below, w.op("Sub", quotient, one), quotient)
 
 
 # --- types and numbers ---------------------------------------------------------------------------

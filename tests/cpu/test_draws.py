@@ -10,17 +10,32 @@ import pytest
 
 import tessera as ts
 from frequencies import likely
+from tessera.numerics import decode
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "tf32", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1",
+                                   "fp4_e3m0"])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.0, 2.0), (-2.0, -1.0), (-1.0, 0.0)])
 def test_uniform_never_draws_its_end(dtype: str, low: float, high: float) -> None:
     with ts.config.scope(loop_min_elements=10**9):
         x = ts.random.uniform((200_000,), low, high, dtype).numpy().astype(np.float64)
     assert x.min() >= low and x.max() < high
     spread = 1 / np.sqrt(12 * x.size)  # of the mean of as many draws
-    eps = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-24}.get(dtype, 0.25)
+    eps = {"bf16": 2**-8, "f16": 2**-11, "tf32": 2**-11, "f32": 2**-24}.get(dtype, 0.25)
     assert abs(x.mean() - (low + high) / 2) < 6 * spread + 2 * eps
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(("low", "high"), [(0.3, 0.7), (-0.7, -0.3), (100.0, 300.0), (-0.01, 0.3)])
+def test_uniform_stays_between_ends_that_the_type_does_not_hold(
+        dtype: str, low: float, high: float) -> None:
+    for run in (lambda f: f, ts.jit):
+        x = run(lambda: ts.random.uniform((50_000,), low, high, dtype))().numpy().astype(float)
+        assert x.min() >= low and x.max() < high
+        if dtype.startswith("fp8"):  # of few numbers each is drawn
+            every = decode(np.arange(256, dtype=np.uint8), dtype).astype(float)
+            inside = every[(every >= low) & (every < high) & (np.abs(every) > 0.01)]
+            assert {*inside} <= {*x}
 
 
 @pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])

@@ -100,6 +100,36 @@ def test_shifts_of_what_has_no_bits() -> None:
             x << x
 
 
+def _assigned(i: Any) -> Any:
+    y = ts.zeros(128)
+    y[i] = 1.0
+    return y
+
+
+@pytest.mark.parametrize("use", [
+    lambda i: ts.arange(128.0)[i], lambda i: ts.take(ts.arange(128.0), i), _assigned,
+    lambda i: ts.one_hot(i, 128), lambda i: ts.cross_entropy(ts.zeros((2, 128)), i),
+    lambda i: ts.segment_sum(ts.ones(2), i, 128), lambda i: ts.scatter_add(ts.zeros(128), i, 1.0),
+    lambda i: ts.index_put(ts.zeros(128), i, 1.0), lambda i: ts.fold_in(ts.random.key(0), i[0]),
+    lambda i: ts.rotary_embedding(ts.ones((1, 2, 4)), positions=i), lambda i: ts.random.split(i),
+    lambda i: i << 1, lambda i: i & 1, lambda i: ~i])
+def test_codes_of_a_scaled_type_are_no_integers(use: Any) -> None:
+    """They were taken for indices, labels, positions and keys: of 1 and 2 in int8 64 and 127."""
+    scaled = ts.cast(ts.tensor([1.0, 2.0]), 'int8 @scaled("amax")')
+    codes = ts.tensor([1.0, 2.0], "fp4_e3m0")  # which NumPy holds as uint8
+    for i in (scaled, codes):
+        for f in (use, ts.jit(use))[:1 + (use is not _assigned)]:
+            with pytest.raises((ts.DTypeError, ts.AxisError, ts.ShapeError), match="integer"):
+                f(i)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "uint8", "uint64", "bool_"])
+def test_integers_of_any_type_say_what_is_assigned(kind: str) -> None:
+    y = ts.zeros(3)
+    y[ts.tensor([0, 1, 1], kind)] = 1.0
+    assert y.tolist() == [kind != "bool_", True, kind == "bool_"]
+
+
 @pytest.mark.parametrize("kind", ["int16", "uint16", "int32", "uint32", "int64"])
 @pytest.mark.parametrize("bits", [10, 15, 20])
 def test_sums_of_matmuls_wrap(kind: str, bits: int, rng: np.random.Generator) -> None:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tessera as ts
 import tessera.numerics as tn
 from tessera.errors import ArgumentError, DTypeError, PolicyError
 
@@ -154,6 +155,13 @@ def test_decode_keeps_wide_formats_and_widens_int4():
     got = tn.decode(np.array([-8, 7], ml_dtypes.int4), "int4")
     assert got.dtype == np.int8 and got.tolist() == [-8, 7]
     assert tn.decode(np.array([3], np.uint16), "uint16").dtype == np.uint16
+
+
+def test_a_scalar_is_decoded_to_an_array():
+    for dtype in SMALL:
+        got = tn.decode(tn.encode(np.float32(2.0), dtype), dtype)
+        assert isinstance(got, np.ndarray) and got.shape == () and got == 2.0
+    assert np.array(ts.tensor(2.0, "fp4_e3m0")).tolist() == 2.0
 
 
 def test_decode_refuses_another_element_type():

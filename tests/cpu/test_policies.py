@@ -138,6 +138,10 @@ def test_sums_of_narrow_integers_do_not_wrap(name, top):
     y = ts.sum(ts.tensor(np.full(300, top), name))
     assert y.item() == 300 * top and y.dtype is ts.int32
     assert ts.prod(ts.tensor(np.full(4, 7), name)).item() == 7**4
+    ids = np.repeat([0, 2], [299, 1])
+    for f in (lambda x: ts.segment_sum(x, ids, 3), lambda x: ts.bincount(ids, x, length=3)):
+        y = f(ts.tensor(np.full(300, top), name))
+        assert y.tolist() == [299 * top, 0, top] and y.dtype is ts.int32
     x = ts.tensor(np.full((2, 300), top), name)
     for f in (lambda x: ts.einsum("ij->i", x), lambda x: ts.einsum("i...->...", x.T),
               lambda x: ts.cumsum(x, axis=1)[:, -1]):

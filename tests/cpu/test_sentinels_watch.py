@@ -121,6 +121,22 @@ def test_the_blame_is_that_of_running_op_by_op(name, rng):
     assert info.value.where == want[0][1]
 
 
+def _hidden_product(x):
+    w = ts.cast(ts.cast(x, "bf16"), "f32")
+    return 1.0 / (w @ w.T)
+
+
+@pytest.mark.parametrize("fn, value", [
+    (_hidden_product, 3e38),
+    (ts.grad(lambda x: ts.sum(ts.cast(ts.cast(x, "f16") @ ts.full((96, 4), 6e4, "f16"), "f32"))),
+     1.0)])  # a constant, but for its shape
+def test_products_of_narrow_types_are_looked_at(fn, value, rng):
+    """A CPU computes them widened, as values that the graph of the call does not have."""
+    f, x = ts.jit(fn), spoiled(positive(rng), value)
+    got, want = findings(f, x), by_op(f, x)
+    assert want[0] is not None and got == want
+
+
 @pytest.mark.parametrize("name", QUIET)
 def test_no_false_alarm_and_no_second_run(name, rng, walks):
     f, x = ts.jit(QUIET[name]), positive(rng)

@@ -146,6 +146,10 @@ def _f32(f: Any) -> Callable[..., Any]:
     return lambda *x: f(*(np.asarray(v, np.float64) for v in x)).astype(np.float32)
 
 
+def _reciprocal_root(x: np.ndarray) -> np.ndarray:
+    return 1 / np.sqrt(x)  # -inf of -0, where x ** -0.5 is inf
+
+
 def _reciprocal(x: Any) -> Any:
     return 1 / x
 
@@ -163,7 +167,7 @@ NAMED: dict[str, Callable[..., Any]] = {
     "fma_rn": _f32(lambda x, y, z: x * y + z), "div_rn": _f32(np.divide),
     "rcp_approx_full": _f32(_reciprocal), "rcp_approx": _f32(_reciprocal),
     "rcp_rn": _f32(_reciprocal), "sqrt_rn": _f32(np.sqrt),
-    "rsqrt_approx_full": _f32(lambda x: x ** -0.5), "rsqrt_approx": _f32(lambda x: x ** -0.5),
+    "rsqrt_approx_full": _f32(_reciprocal_root), "rsqrt_approx": _f32(_reciprocal_root),
     "div_approx": _f32(np.divide), "sqrt_approx": _f32(np.sqrt), "tanh_approx": _f32(np.tanh),
     "sin_approx": _f32(np.sin), "cos_approx": _f32(np.cos),
     "ex2_approx": _f32(np.exp2), "ex2_approx_full": _f32(np.exp2),

@@ -13,7 +13,7 @@ import tessera as ts
 from tessera.mesh.device_mesh import Mesh
 from tessera.mesh.layout import Layout, Split
 from tessera.mesh.tensor import DistTensor, distribute, whole_bytes
-from tessera.numerics import NumericType
+from tessera.numerics import NumericType, decode, encode
 from tessera.tensor import Tensor
 
 MESH = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 3))
@@ -61,17 +61,31 @@ def spread(x: Tensor, layout: Layout, rng: np.random.Generator) -> DistTensor:
     would be rounded, or that are held as codes, each element is the term of one rank."""
     if not layout.pending:
         return distribute(x, layout)
-    n = layout.mesh.size(layout.pending)
-    if x.dtype.name in ("f32", "f64"):
-        arrays = [rng.standard_normal(x.shape).astype(x.array.dtype) for _ in range(n - 1)]
-        arrays.append(np.asarray(x.array - sum(arrays, np.zeros_like(x.array))))
-    else:
-        owner = rng.integers(0, n, x.shape)
-        arrays = [np.where(owner == i, x.array, np.zeros_like(x.array)) for i in range(n)]
-    parts = [distribute(Tensor(a, x.type), layout.settled()) for a in arrays]
+    terms = [Tensor(t, x.type) for t in _terms(x, layout.mesh.size(layout.pending), rng)]
+    parts = [distribute(t, layout.settled()) for t in terms]
     held = {r: parts[layout.mesh.index(r, layout.pending)].held[r]
             for r in range(layout.mesh.size())}
     return DistTensor(held, x.shape, x.type, layout)
+
+
+def _terms(x: Tensor, n: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """n arrays of numbers of x's type that add up to x: to its last digits, of 8 bits and fewer
+    exactly. They are numbers and not their codes, which is all NumPy has of fp4_e3m0."""
+    rest, terms = decode(x.array, x.dtype).astype(np.float64), []
+    for _ in range(n - 1):
+        made = _rounded(rng.standard_normal(x.shape), x)
+        if x.dtype.bits <= 8:  # what remains is to be a number of the type as well
+            for other in (2 * rest, rest / 2, rest):
+                left = rest - made
+                bad = (_rounded(left, x) != left) | (_rounded(made, x) != made)
+                made = np.where(bad, other, made)
+        terms.append(made)
+        rest = rest - made
+    return [encode(t, x.dtype) for t in (*terms, rest)]
+
+
+def _rounded(values: np.ndarray, x: Tensor) -> np.ndarray:
+    return decode(encode(values, x.dtype), x.dtype).astype(np.float64)
 
 
 def legal(layout: Layout, numeric: NumericType) -> Layout:

@@ -93,8 +93,14 @@ function("acos", 1, np.arccos, "float", 100,
          tile="tile.atan2(tile.sqrt((1.0 - {0}) * (1.0 + {0})), {0})")
 function("atan", 1, np.arctan, "float", 100)
 function("atan2", 2, np.arctan2, "float", 100)
-function("sinh", 1, np.sinh, "float", 100, tile="0.5 * (tile.expm1({0}) - tile.expm1(-{0}))")
-function("cosh", 1, np.cosh, "float", 100, tile="0.5 * (tile.exp({0}) + tile.exp(-{0}))")
+# Of arguments whose e**x is infinite in f32, half of it may not be: there as a product of two.
+function("sinh", 1, np.sinh, "float", 100,
+         tile="tile.where(tile.abs({0}) < 88.0, 0.5 * (tile.expm1({0}) - tile.expm1(-{0})), "
+              "0.5 * tile.exp(0.5 * {0}) * tile.exp(0.5 * {0}) "
+              "- 0.5 * tile.exp(-0.5 * {0}) * tile.exp(-0.5 * {0}))")
+function("cosh", 1, np.cosh, "float", 100,
+         tile="tile.where(tile.abs({0}) < 88.0, 0.5 * (tile.exp({0}) + tile.exp(-{0})), "
+              "0.5 * tile.exp(0.5 * tile.abs({0})) * tile.exp(0.5 * tile.abs({0})))")
 function("asinh", 1, np.arcsinh, "float", 100, tile=None)
 function("acosh", 1, np.arccosh, "float", 100, tile=None)
 function("atanh", 1, np.arctanh, "float", 100, tile=None)

@@ -152,7 +152,7 @@ def open_reductions(graph: Graph) -> Graph:
         if segments or x.aval.dtype.kind != "bool":
             return None
         wide = rw.emit("cast", x, source=x.aval.type, to=INT32)
-        extremum = "reduce_max" if way in ("any", "max") else "reduce_min"
+        extremum = "reduce_max" if way in ("any", "max", "sum") else "reduce_min"
         made = rw.emit(extremum, wide, axis=node.attrs["axis"], keepdims=node.attrs["keepdims"])
         return rw.emit("cast", made, source=INT32, to=out.type)
 

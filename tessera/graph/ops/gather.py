@@ -25,7 +25,9 @@ from ..op import Aval, GraphOp, Indexed, sample
 from ..operand import (
     axis_index,
     convert,
+    countable,
     dequantized,
+    holds_integers,
     public,
     shape_tuple,
     store,
@@ -44,7 +46,7 @@ def index_operand(ids: Any, what: str = "ids") -> Tensor:
     t = as_tensor(ids)
     if t.ndim == 1 and t.shape[0] == 0 and not isinstance(ids, Tensor):
         t = Tensor(np.zeros(0, np.int64), INT64)  # an empty list has no type of its own
-    if t.dtype.kind not in ("int", "uint"):
+    if not holds_integers(t):
         raise DTypeError(f"{what} must be integers, got {t.type}",
                          hint="ts.cast(ids, ts.int64); bool masks select with x[mask] or ts.where")
     return convert(t, INT64)
@@ -301,10 +303,10 @@ def take(x: Any, ids: Any, axis: int = 0) -> Tensor:
 def segment_sum(values: Any, ids: Any, num_segments: int) -> Tensor:
     """y[s] = sum of values[i] over the i with ids[i] = s.
 
-    values: [T, ...]   ids: [T]   y: [num_segments, ...]
+    values: [T, ...], narrow integers as in `ts.sum`   ids: [T]   y: [num_segments, ...]
     Raises ShapeError, AxisError.
     """
-    values, (extent,) = dequantized(values), shape_tuple((num_segments,))
+    values, (extent,) = countable(dequantized(values)), shape_tuple((num_segments,))
     out = apply(SEGMENT_SUM, to_compute(values), index_operand(ids), axis=0, extent=extent)
     return store(out, values.type)
 

@@ -22,7 +22,7 @@ def bincount(x: Any, weights: Any = None, *, length: int | None = None) -> Tenso
     """y[c] = how often c occurs, or the sum of the weights where x is c: np.bincount.
 
     x: integers >= 0, any shape; taken flat   weights: x's shape   y: [length], int64, or of the
-    weights' type. length: None: the largest of x and one more, which needs values.
+    type of ts.sum of the weights. length: None: the largest of x and one more, which needs values.
     Raises AxisError for a number outside of 0..length-1, TraceError without length where x is
     traced, by jit, grad or vmap.
     """
@@ -65,7 +65,8 @@ def histogram(x: Any, bins: Any = 10, range: tuple[float, float] | None = None,
     range: (low, high) of the bins; None: the smallest and the largest of x. What lies outside, and
     NaN, is not counted.   weights: x's shape: their sums in place of counts
     density: divided so that the integral over the bins is 1
-    y: (int64 [N], or of the weights' type, f32 for density; edges [N + 1] of x's type)
+    y: (int64 [N], or of the type of ts.sum of the weights, f32 for density; edges [N + 1] of x's
+    type)
     """
     line, numeric = floating(dequantized(x))
     line = F.flatten(line)

@@ -10,7 +10,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, TraceError
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import dequantized, literal, public, store, to_compute
+from ..operand import dequantized, holds_integers, literal, public, store, to_compute
 from ..trace import apply
 from .index import MaskIndex, expand_ellipsis, expand_masks, getitem, is_mask, needs_values
 from .scatter import as_type_of, need_mode, put_at, scatter
@@ -63,7 +63,7 @@ def _is_place(item: Any) -> bool:
     """One index of an axis, which may depend on data."""
     if isinstance(item, int | np.integer) and not isinstance(item, bool):
         return True
-    return isinstance(item, Tensor) and item.ndim == 0 and item.dtype.kind in ("int", "uint")
+    return isinstance(item, Tensor) and item.ndim == 0 and holds_integers(item)
 
 
 def _put_where(x: Tensor, mask: Tensor, values: Any, mode: str) -> Tensor:

@@ -17,7 +17,7 @@ from .elementwise import AND, NOT, OR, SHIFT_LEFT, SHIFT_RIGHT, XOR
 def _bitwise(name: str, op: GraphOp, sign: str) -> Callable:
     def fn(a: Any, b: Any) -> Tensor:
         (x, y), numeric = promote(a, b)
-        _need_bits(numeric, sign, name)
+        _need_bits(x, numeric, sign, name)
         return store(apply(op, x, y), numeric)
 
     fn.__name__ = fn.__qualname__ = name
@@ -25,9 +25,10 @@ def _bitwise(name: str, op: GraphOp, sign: str) -> Callable:
     return public(fn)
 
 
-def _need_bits(numeric: NumericType, sign: str, name: str) -> None:
-    """Of floats an operator on bits is most likely a mistake for `and`."""
-    if numeric.dtype.kind == "float":
+def _need_bits(x: Tensor, numeric: NumericType, sign: str, name: str) -> None:
+    """Of floats an operator on bits is most likely a mistake for `and`. x: as it is computed with,
+    which of a scaled type are floats."""
+    if x.dtype.kind == "float":
         logical = name.replace("bitwise", "logical")
         raise DTypeError(f"{sign} needs integers or bools, got {numeric}",
                          hint=f"compare first, x != 0, or ts.{logical}(...), which does")
@@ -36,7 +37,7 @@ def _need_bits(numeric: NumericType, sign: str, name: str) -> None:
 def _shift(name: str, op: GraphOp, sign: str, outside: str) -> Callable:
     def fn(a: Any, b: Any) -> Tensor:
         (x, y), numeric = promote(a, b)
-        if numeric.dtype.kind not in ("int", "uint"):
+        if x.dtype.kind not in ("int", "uint"):
             raise DTypeError(f"{sign} needs integers, got {numeric}",
                              hint=f"ts.cast(x, 'int32') {sign} n, or x * 2.0**n of floats")
         return store(apply(op, x, y), numeric)
@@ -77,7 +78,7 @@ logical_xor = _logical("logical_xor", XOR, "exclusive or")
 def bitwise_not(x: Any) -> Tensor:
     """~x of the bits of integers, not x of bools, elementwise. Raises DTypeError on floats."""
     (c,), numeric = promote(x)
-    _need_bits(numeric, "~", "bitwise_not")
+    _need_bits(c, numeric, "~", "bitwise_not")
     return store(apply(NOT, c), numeric)
 
 

@@ -12,7 +12,7 @@ from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..op import FLAT_VIEW, Aval, GraphOp, sample
-from ..operand import convert, floating, literal, promote, public, store, to_compute
+from ..operand import convert, floating, holds_integers, literal, promote, public, store, to_compute
 from ..trace import Tracer, apply
 from .broadcasting import broadcast_shapes
 from .elementwise import exp, log, neg, where
@@ -271,7 +271,7 @@ CHECK_LABELS = GraphOp(
 
 
 def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
-    if t.dtype.kind not in ("int", "uint"):
+    if not holds_integers(t):
         raise DTypeError(f"labels are integers (or probabilities, floats), got {t.type}")
     if not x.ndim or tuple(t.shape) != tuple(x.shape[:-1]):
         raise ShapeError(f"labels {show_shape(t.shape)} for logits {show_shape(x.shape)}: one "

@@ -14,7 +14,7 @@ from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..op import Aval, GraphOp, sample
-from ..operand import convert, floating, literal, public, store, to_compute
+from ..operand import convert, floating, holds_integers, literal, public, store, to_compute
 from ..trace import apply
 from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 from .elementwise import cos, elementwise, erf, expm1, sigmoid, sin, where
@@ -264,7 +264,7 @@ def rotary_embedding(x: Any, base: float = 10000.0, positions: Any = None) -> Te
 
 def _fitting(positions: Tensor, x: Tensor) -> Tensor:
     """Positions [S], or [B, S] with axes of 1 put in to meet x's [B, ..., S]."""
-    if positions.dtype.kind not in ("int", "uint"):
+    if not holds_integers(positions):
         raise DTypeError(f"positions are integers, got {positions.type}")
     want = tuple(x.shape[:-1])
     if tuple(positions.shape) == want[-1:]:

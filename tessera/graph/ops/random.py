@@ -42,6 +42,7 @@ from ..operand import (
     compute_type,
     convert,
     floating,
+    holds_integers,
     literal,
     named,
     public,
@@ -116,7 +117,7 @@ def fold_in(key: Tensor, data: Any) -> Tensor:
     """A new key from a key and an integer."""
     counted = isinstance(data, int) and not isinstance(data, bool) and -(2**63) <= data < 2**63
     value = literal(data, as_type("int64")) if counted else as_tensor(data)
-    if value.dtype.kind not in ("int", "uint") or value.ndim:
+    if not holds_integers(value) or value.ndim:
         raise DTypeError(f"fold_in needs an integer scalar, got {value.type}{list(value.shape)}")
     return apply(FOLD_IN, key, value)
 
@@ -279,14 +280,17 @@ def uniform(shape: Any, low: float | Tensor = 0.0, high: float | Tensor = 1.0,
     """Uniform on [low, high), 24 bits of it. Reproducible: a function of seed, stream, step, index.
 
     Ends are numbers, or tensors that broadcast to the shape. What the type rounds to `high`, which
-    is outside, is the number below it, and `low` where ends are data.
+    is outside, is the number below it, and `low` where ends are data. Where the type does not hold
+    `low`, what it rounds to less is the number above.
     """
     numeric = as_type(dtype)
     dims = shape_tuple(shape)
     low, high = _over(low, dims), _over(high, dims)
     unit = _in_range(_unit(random_bits(dims, key=key, generator=generator)), numeric)
     out = store(unit * (high - low) + low, numeric)
-    return store(F.where(out >= high, _below(high, low, out), out), numeric)
+    out = store(F.where(out >= high, _below(high, low, numeric), out), numeric)
+    above = _above(low, high, numeric)
+    return out if above is None else store(F.where(out < low, above, out), numeric)
 
 
 def _in_range(draw: Tensor, numeric: NumericType) -> Tensor:
@@ -295,15 +299,21 @@ def _in_range(draw: Tensor, numeric: NumericType) -> Tensor:
     return convert(draw, compute_type(numeric)) if numeric.dtype.name == "f64" else draw
 
 
-def _below(high: Any, low: Any, out: Tensor) -> Any:
+def _below(high: Any, low: Any, numeric: NumericType) -> Any:
     """The greatest number below `high` that the type of a draw holds, and not below `low`."""
-    if not _is_static(low, high) or out.dtype.numpy.kind in "ui":
+    if not _is_static(low, high) or numeric.dtype.kind != "float":
         return low
-    kind = out.dtype.numpy
-    top = np.asarray(high, np.float64).astype(kind)
-    if float(top) >= high:
-        top = np.nextafter(top, np.asarray(-float(out.dtype.max)).astype(kind))
-    return max(float(top), low)
+    return max(numeric.dtype.below(float(high)), low)
+
+
+def _above(low: Any, high: Any, numeric: NumericType) -> float | None:
+    """The least number above `low` that a narrow type holds; None where it holds `low` itself, or
+    no number between the ends."""
+    dtype = numeric.dtype
+    if not _is_static(low, high) or dtype.kind != "float" or dtype is dtype.compute:
+        return None
+    above = -dtype.below(-float(low))
+    return None if dtype.below(above) == low or above >= high else above
 
 
 @public
@@ -416,7 +426,7 @@ def split(key: Any, num: int = 2) -> Tensor:
     Their draws are independent of each other and of those of `key`. ts.split cuts tensors.
     """
     base = as_tensor(key)
-    if tuple(base.shape) != (2,) or base.dtype.kind not in ("int", "uint"):
+    if tuple(base.shape) != (2,) or not holds_integers(base):
         raise DTypeError(f"a key is uint32 [2], got {base.type}{list(base.shape)}",
                          hint="ts.random.key(seed), ts.random.next_key()")
     if isinstance(num, bool) or not isinstance(num, int) or num < 1:

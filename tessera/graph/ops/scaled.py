@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, DTypeError, ShapeError
-from ...numerics import NumericType, Policy, as_type, decode
+from ...numerics import CastCounts, NumericType, Policy, as_type, decode
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import Arg, Aval, GraphOp, Sample
@@ -39,12 +39,13 @@ def _scaled_shape(x: Aval, scale: Aval, numeric: NumericType) -> Aval:
 
 
 def _quantize_ref(x: np.ndarray, scale: np.ndarray, key: np.ndarray | None = None, *,
-                  to: NumericType, shows: bool = False) -> np.ndarray:
+                  to: NumericType, shows: bool = False, counts: CastCounts | None = None
+                  ) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x / scale if to.dtype.kind == "int" else x * (np.float32(1) / scale)
         scaled = np.rint(scaled) if to.dtype.kind == "int" else scaled
         scaled = scaled + x * np.float32(0) if shows else scaled
-    return cast_ref(scaled, key, source=F32, to=to)
+    return cast_ref(scaled, key, source=F32, to=to, counts=counts)
 
 
 def _quantize_steps(x: Tensor, scale: Tensor, *key: Tensor, to: NumericType, shows: bool = False
@@ -125,7 +126,8 @@ DEQUANTIZE = GraphOp(
     axes="...,...->...",
     samples=tuple(
         Sample((Arg((2, 3), f"type:{name}", False), of), {"source": as_type(name)})
-        for name, of in (("fp8_e4m3", FIRST), ("int8", Arg((2, 1), "positive", False)))
+        for name, of in (("fp8_e4m3", FIRST), ("int8", Arg((2, 1), "positive", False)),
+                         ("fp4_e3m0", FIRST))
     ),
     doc="codes times their scale; to derivatives the identity",
 )

@@ -108,8 +108,8 @@ class _Matrix(ABC):
         """The dense matrix [M, N]; values stored for one place add."""
         values, rows, cols = self.triples()
         m, n = self.shape
-        flat = F.segment_sum(values, rows * n + cols, m * n)
-        return F.reshape(flat, (m, n))
+        flat = apply(SEGMENT_SUM, to_compute(values), rows * n + cols, axis=0, extent=m * n)
+        return F.reshape(store(flat, values.type), (m, n))
 
     def __matmul__(self, x: Any) -> Tensor:
         x = as_tensor(x)

@@ -580,7 +580,7 @@ def run_op(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
 
 def _key(op: GraphOp, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
     key = (op.name, avals, layouts, tuple(sorted((k, repr(v)) for k, v in attrs.items())),
-           config.determinism)
+           config.determinism, config.get("numerics") != "off" and user_line())  # of reports
     return None if op.graph_attrs else key
 
 
