@@ -67,11 +67,16 @@ from .passes.product_sums import sum_products
 from .passes.result_sums import sum_results
 from .passes.short_reductions import open_short_reductions
 from .passes.sparse_kernels import use_sparse_kernels
-from .passes.split_concatenations import loops_of_parts, slices_of_loops
+from .passes.split_concatenations import (
+    loops_of_parts,
+    reductions_of_parts,
+    slices_of_loops,
+)
 from .passes.split_exponential_sums import split_exponential_sums
 from .passes.split_k import split_k
 from .passes.split_losses import split_long_losses
 from .passes.stored_scans import scans_of_stored
+from .passes.thin_matmuls import open_thin_matmuls
 from .passes.transpose_codes import write_transposed_codes
 from .passes.weighted_means import divide_last
 from .passes.window_kernels import sink_transposes
@@ -272,10 +277,12 @@ PIPELINE: list[Callable[..., Any]] = [
     canonicalize,
     merge_common,
     remove_dead,
+    open_thin_matmuls,
     merge_matmuls,
     merge_sums,
     canonicalize,
     keep_copies,
+    reductions_of_parts,
     open_short_reductions,
     slices_of_loops,
     widen_late,
