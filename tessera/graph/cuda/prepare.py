@@ -61,6 +61,7 @@ from .passes.merged_moves import gather_merged_moves
 from .passes.narrow_copies import NarrowCopy, keep_copies
 from .passes.packed_products import multiply_packed
 from .passes.packed_values import multiply_narrow, open_packed
+from .passes.pad_rows import pad_rows
 from .passes.place_blocks import place_blocks
 from .passes.plain_attention import fused_attention
 from .passes.product_sums import sum_products
@@ -282,6 +283,7 @@ PIPELINE: list[Callable[..., Any]] = [
     merge_sums,
     canonicalize,
     keep_copies,
+    pad_rows,
     reductions_of_parts,
     open_short_reductions,
     slices_of_loops,
@@ -329,7 +331,7 @@ BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_ker
                                              merge_matmuls, open_column_sums,
                                              write_transposed_codes, variances_of_parts,
                                              split_exponential_sums, split_few_rows,
-                                             multiply_packed)
+                                             multiply_packed, pad_rows)
 
 
 @dataclass(frozen=True)
