@@ -6,9 +6,9 @@
 Each model of `step_models.py`, `vision_models.py`, `sequence_models.py` and `training_models.py`
 is made ready in a process of its own, all side by side; then one is timed after the other. A step
 is a loss, its gradient and AdamW: `ts.jit` with donated parameters, and `torch.compile` of the
-loss, nothing set, with the fused AdamW. Printed are milliseconds of a call of both (medians of rounds in turn), of
-the kernels alone, launches, both first losses, and the longest launches of ours. Needs torch and a
-GPU.
+loss, nothing set, with the fused AdamW. Printed are milliseconds of a call of both (medians of
+rounds in turn), of the kernels alone, launches, both first losses, and the longest launches of
+ours. Needs torch and a GPU.
 
 --launches needs neither: the steps are compiled for an H100 or H200, and their launches printed.
 """

@@ -73,3 +73,24 @@ def test_scores_of_rows_and_their_gradient_need_no_matmul(rng):
     x, u, v = (np.asarray(t.array, np.float64) for t in (h, a, b))
     want = (np.cos(x @ u) * (x @ v))[:, None] * u + np.sin(x @ u)[:, None] * v
     assert_close(got, want, "f32", n=64, scale=64.0)
+
+
+def test_what_is_made_of_a_row_and_a_column_is_added_where_a_matmul_ends(rng):
+    """Through the reshape between them, too: a value of each row beside other results."""
+    x, w, a, v = (ts.tensor(rng.standard_normal(s), "f32")
+                  for s in ((40, 50, 32), (32, 64), (64, 24), (64, 1)))
+
+    def fn(x, w, a, v):
+        h = ts.tanh(x @ w)
+        return ts.sum(ts.sin(h @ a)) + ts.sum(ts.cos((h @ v)[..., 0]))
+
+    step = ts.grad(fn, argnums=1)
+    made = lowered(step, x, w, a, v)
+    assert not any(g.kind == "loop" and prod(g.writes[0].shape) == 2000 * 64
+                   for g in made.plan.groups)
+    (got,) = made.run([t.array for t in (x, w, a, v)])
+    x, w, a, v = (np.asarray(t.array, np.float64) for t in (x, w, a, v))
+    h = np.tanh(x @ w)
+    dh = np.cos(h @ a) @ a.T - np.sin(h @ v) @ v.T
+    want = np.einsum("bti,bto->io", x, dh * (1 - h * h))
+    assert_close(got, want, "f32", n=2000, scale=2000.0)
