@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from ...kernels import row_blocks as blocks_of_rows
@@ -28,7 +27,7 @@ KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and 
 # loses: layer norm of 16384 68.7 and 69.6, softmax of 65536 69.1 and 68.4 (2^26 elements of bf16,
 # H200, 2026-11-27, in turn, medians of three times seven rounds).
 NEAR_GROUPS = 512
-BUSY = 264  # groups, two for each multiprocessor: of fewer in a small loop each has less to do
+BUSY = 264  # groups, two for each multiprocessor
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
 COPIED = "a copy, because kernels take elements in row-major order"
 
@@ -44,19 +43,9 @@ def chosen(m: int | None, n: int, k: int | None = None, *, warps: int, stages: i
                     stages=stages)
 
 
-def loop_elements(elements: int, bits: int) -> int:
-    """Of a block of a loop over so many: one access of 16 bytes for each lane, or of fewer, down to
-    four, where there would be too few blocks for all multiprocessors: a loop that small waits for
-    its longest thread."""
-    total = LANES * max(1, 128 // max(bits, 8))
-    while total * BUSY > elements and total > LANES * max(1, 32 // max(bits, 8)):
-        total //= 2
-    return total
-
-
 def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
-    """A block of elements, along the last axis first."""
-    total = loop_elements(prod(extents), bits)
+    """One access of 16 bytes for each lane, along the last axis first."""
+    total = LANES * max(1, 128 // max(bits, 8))
     n = min(power(extents[-1]), total)
     if len(extents) > 1:
         n = full_block(extents[-1], n, bits)

@@ -20,12 +20,12 @@ from ...schedule.region_copies import RegionCopy
 from .. import choose_schedule
 from ..choose_schedule import (
     GROUPS,
+    LANES,
     SECTOR,
     blocks,
     chosen,
     dividing,
     full_block,
-    loop_elements,
     power,
 )
 
@@ -69,7 +69,7 @@ def loop_blocks(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[Gr
     plain = choose_schedule.for_loop(extents, bits)
     made = [LaidOperand(o, frame) for o in writes if o.layout]
     laid = [*made, *(LaidOperand(o, frame) for o in reads if o.layout)]
-    last, total = len(extents) - 1, loop_elements(prod(extents), bits)
+    last, total = len(extents) - 1, LANES * max(1, 128 // max(bits, 8))
 
     def size(axis: int, most: int) -> int:
         if any(o.ends_inside(axis) for o in made):
