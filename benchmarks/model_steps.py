@@ -3,12 +3,12 @@
     python benchmarks/model_steps.py [names]
     python benchmarks/model_steps.py --launches [names]
 
-Each model of `step_models.py`, `vision_models.py` and `sequence_models.py` is made ready in a
-process of its own, all side by side; then one is timed after the other. A step is a loss, its
-gradient and AdamW: `ts.jit` with donated parameters, and `torch.compile` of the loss, nothing set,
-with the fused AdamW. Printed are milliseconds of a call of both (medians of rounds in turn), of
-the kernels alone, launches, both first losses, and the longest launches of ours. Needs torch and a
-GPU.
+Each model of `step_models.py`, `vision_models.py`, `sequence_models.py` and `training_models.py`
+is made ready in a process of its own, all side by side; then one is timed after the other. A step
+is a loss, its gradient and AdamW: `ts.jit` with donated parameters, and `torch.compile` of the
+loss, nothing set, with the fused AdamW. Printed are milliseconds of a call of both (medians of
+rounds in turn), of the kernels alone, launches, both first losses, and the longest launches of
+ours. Needs torch and a GPU.
 
 --launches needs neither: the steps are compiled for an H100 or H200, and their launches printed.
 """
@@ -30,12 +30,14 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import numpy as np  # noqa: E402
 import sequence_models  # noqa: E402
 import step_models  # noqa: E402
+import training_models  # noqa: E402
 import vision_models  # noqa: E402
 from step_models import Model  # noqa: E402
 
 import tessera as ts  # noqa: E402
 
-MODELS = step_models.MODELS | vision_models.MODELS | sequence_models.MODELS
+MODELS = (step_models.MODELS | vision_models.MODELS | sequence_models.MODELS
+          | training_models.MODELS)
 LR = 1e-4
 ROUNDS, CALLS = 4, 10
 

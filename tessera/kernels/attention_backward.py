@@ -22,6 +22,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .attention_scores import (
+    ALONE,
     dropped,
     head_of,
     in_spans,
@@ -40,6 +41,7 @@ from .attention_scores import (
     places,
     query_limits,
     scored,
+    sharing_head,
     sloped,
     span_rows,
     with_mask,
@@ -208,17 +210,11 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
         sums_q[part:part+BM//SUMMED_ROWS, h, :] = stored_columns(dq, dQ.dtype)
 
 
-@kernel(grid=lambda S, T, B, BM, BN: (-(-T // BN), -(-S // BM), B))
-def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
-                   G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
-                   delta: Tensor["B", "S", f32], M: Tensor["X", "S", "T"],
-                   dM: Tensor["B", "S", "T"], scale: f32,
-                   spans: Tensor["Z", 2, "S", i32] | None = None,
-                   W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1, BM=128,
-                   BN=64, causal=False, window=0, cap=0.0, score=None, mask=None):
-    """dM = P (G V' - delta) of every matrix of scores: the cotangent of a mask before it is summed
-    over the heads that have one."""
-    k0, q0, h = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
+@kernel
+def mask_cotangents(Q, K, V, G, lse, delta, M, scale, spans, W, draws, heads, group, causal, window,
+                    cap, score, mask, h, q0, k0, BM, BN):
+    """P (G V' - delta) of a block of the scores of head h."""
+    S, T = Q.shape[1], K.shape[1]
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
     s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
@@ -231,7 +227,32 @@ def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
     s = near_of_rows(s, causal, window, key_limits(causal, window, q0, T - S), k0)
     p = tile.exp2(in_spans(s, loaded(rows), k0) * factor - tile.load(lse[h, q0:q0+BM])[:, None])
     dp = dropped(draws, dp, kept(draws, W, h, q0, k0, S, T, BM, BN))
-    dM[h, q0:q0+BM, k0:k0+BN] = p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
+    return p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
+
+
+@kernel(grid=lambda S, T, Y, BM, BN: (-(-T // BN), -(-S // BM), Y))
+def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
+                   G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
+                   delta: Tensor["B", "S", f32], M: Tensor["X", "S", "T"],
+                   dM: Tensor["Y", "S", "T"], scale: f32,
+                   spans: Tensor["Z", 2, "S", i32] | None = None,
+                   W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1, BM=128,
+                   BN=64, causal=False, window=0, cap=0.0, score=None, mask=None, share=ALONE):
+    """dM[y] = the sum of P (G V' - delta) over the heads of part y % parts of those that have mask
+    y // parts: a mask's cotangent, before its parts are summed."""
+    k0, q0, y = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
+    part, z, few = y % share.parts, y // share.parts, share.heads // share.parts
+    if few == 1:
+        dM[y, q0:q0+BM, k0:k0+BN] = mask_cotangents(
+            Q, K, V, G, lse, delta, M, scale, spans, W, draws, heads, group, causal, window, cap,
+            score, mask, sharing_head(share, z, part, X), q0, k0, BM, BN)
+    else:
+        total = tile.zeros((BM, BN))
+        for j in range(part * few, part * few + few):
+            total = total + mask_cotangents(
+                Q, K, V, G, lse, delta, M, scale, spans, W, draws, heads, group, causal, window,
+                cap, score, mask, sharing_head(share, z, j, X), q0, k0, BM, BN)
+        dM[y, q0:q0+BM, k0:k0+BN] = total
 
 
 def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = None,

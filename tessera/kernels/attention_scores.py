@@ -49,6 +49,18 @@ class MaskRule(NamedTuple):
     together: int = 0
 
 
+class MaskShare(NamedTuple):
+    """How the heads that have one mask are summed: heads of them, in so many parts, those of `run`
+    heads one after another; run follows run behind those of all other masks."""
+
+    heads: int = 1
+    parts: int = 1
+    run: int = 1
+
+
+ALONE = MaskShare()
+
+
 class DropoutRule(NamedTuple):
     """How W [blocks, 2], the keys of blocks of queries, say which weights are kept.
 
@@ -314,6 +326,12 @@ def mask_place(mask, h):
 
 
 @kernel
+def sharing_head(share, z, j, masks):
+    """The j-th of the heads that have mask z of so many."""
+    return (j // share.run * masks + z) * share.run + j % share.run
+
+
+@kernel
 def mask_unit(scale, cap, score):
     """By what a mask is multiplied to be added to what `scored` makes of products."""
     return 1.0 if cap or score is not None else 1.0 / scale
@@ -434,4 +452,4 @@ def dropped(rule, x, keep):
     return x if keep is None else tile.where(keep, x * rule.dropout.grown, 0.0)
 
 
-__all__ = ["DropoutRule", "MaskRule", "ScoreCode", "ScoreRule"]
+__all__ = ["ALONE", "DropoutRule", "MaskRule", "MaskShare", "ScoreCode", "ScoreRule"]

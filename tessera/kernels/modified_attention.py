@@ -18,6 +18,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .attention_scores import (
+    ALONE,
     HIGHEST,
     ScoreRule,
     dropped,
@@ -27,6 +28,7 @@ from .attention_scores import (
     near_queries,
     scores_of_columns,
     scores_of_rows,
+    sharing_head,
     sloped,
     spanned_columns,
     spanned_rows,
@@ -127,16 +129,11 @@ def modified_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"
     dQ[h, q0:q0+BM, :] = dq * scale
 
 
-@kernel(grid=lambda S, T, B, BM, BN: (-(-T // BN), -(-S // BM), B))
-def modified_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
-                              V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
-                              W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
-                              lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
-                              dM: Tensor["B", "S", "T"], scale: f32,
-                              N: Tensor["Y", 2, "S", i32] | None = None, heads=1,
-                              group=1, BM=64, BN=64, rule=PLAIN):
-    """dM = P (dP - delta) of every matrix of scores: the mask's cotangent before it is summed."""
-    k0, q0, h = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
+@kernel
+def modified_mask_cotangents(Q, K, V, M, W, G, lse, delta, scale, N, heads, group, rule, h, q0, k0,
+                             BM, BN):
+    """P (dP - delta) of a block of the scores of head h."""
+    S, T = Q.shape[1], K.shape[1]
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
     mask = mask_block(rule, M, h, q0, k0, BM, BN)
@@ -145,7 +142,32 @@ def modified_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"]
     keep = kept(rule, W, h, q0, k0, S, T, BM, BN)
     p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[:, None])
     dp = dropped(rule, tile.dot(g, v.T), keep)
-    dM[h, q0:q0+BM, k0:k0+BN] = p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
+    return p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
+
+
+@kernel(grid=lambda S, T, Y, BM, BN: (-(-T // BN), -(-S // BM), Y))
+def modified_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
+                              V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
+                              W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
+                              lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
+                              dM: Tensor["Y", "S", "T"], scale: f32,
+                              N: Tensor["X", 2, "S", i32] | None = None, heads=1,
+                              group=1, BM=64, BN=64, rule=PLAIN, share=ALONE):
+    """dM[y] = the sum of P (dP - delta) over the heads of part y % parts of those that have mask
+    y // parts: the mask's cotangent, before its parts are summed."""
+    k0, q0, y = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
+    part, z, few = y % share.parts, y // share.parts, share.heads // share.parts
+    if few == 1:
+        dM[y, q0:q0+BM, k0:k0+BN] = modified_mask_cotangents(
+            Q, K, V, M, W, G, lse, delta, scale, N, heads, group, rule,
+            sharing_head(share, z, part, Z), q0, k0, BM, BN)
+    else:
+        total = tile.zeros((BM, BN))
+        for j in range(part * few, part * few + few):
+            total = total + modified_mask_cotangents(
+                Q, K, V, M, W, G, lse, delta, scale, N, heads, group, rule,
+                sharing_head(share, z, j, Z), q0, k0, BM, BN)
+        dM[y, q0:q0+BM, k0:k0+BN] = total
 
 
 def modified_blocks(dtype: DType, width: int, draws: bool) -> tuple[int, int, int]:

@@ -21,16 +21,15 @@ from tessera import config
 from tessera.bench.models.gpt2 import SMALL
 from tessera.bench.models.record import weights
 from tessera.bench.models.step import OPTIMIZER, training_step
-from tessera.errors import GraphError, NumericsError
+from tessera.errors import AxisError, GraphError, NumericsError
 from tessera.graph import tree
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.launch_forms import request_of
 from tessera.graph.cuda.launch_plan import plan_of
 from tessera.graph.cuda.program.result_buffers import may_overwrite
 from tessera.graph.schedule import memory_plan
-from tessera.graph.schedule.batches import batch_ends
 from tessera.graph.schedule.check_memory_plan import verify_plan
-from tessera.graph.schedule.groups import FusionGroup
+from tessera.graph.schedule.groups import FusionGroup, batch_ends
 from tessera.runtime.sentinel_words import CLEAN
 from tessera.tile.launch.machine_code import emit_request
 from tolerance import assert_close
@@ -78,9 +77,20 @@ def test_another_body_is_another_launch(other, rng):
     assert len(launches(lowered(lambda a, b: (ts.exp(a) * 2.0, other(b)), a, b))) == 2
 
 
-def test_draws_and_checks_have_launches_of_their_own(rng):
+def test_draws_have_launches_of_their_own(rng):
     xs = [normal(rng, 64, 8), normal(rng, 64, 8)]
     assert len(launches(lowered(lambda xs: [ts.random.dropout(x, 0.5) for x in xs], xs))) == 2
+
+
+def test_what_picks_rows_in_one_line_is_one_launch(rng):
+    """An integer outside is told at that line; another line has a kernel of its own."""
+    tables, ids = [normal(rng, 50, 8) for _ in range(3)], ts.tensor(rng.integers(0, 50, 30))
+
+    def pick(tables, ids):
+        rows = [t[ids] for t in tables]
+        return rows, tables[0][ids + 1]
+
+    assert [len(run) for run in launches(lowered(pick, tables, ids)) if len(run) > 1] == [3]
 
 
 def test_broadcasts_share_a_launch_where_their_extents_are_the_same(rng):
@@ -104,6 +114,18 @@ def test_values_are_not_all_made_at_once_where_that_takes_memory(rng):
     assert made.plan.temporary_bytes < 4.2e6
     casts = [run for run in made.runs() if made.plan.steps[run.start].kind == "loop"]
     assert max(map(len, casts)) < 8
+
+
+def test_parts_that_are_made_where_they_are_joined_take_no_memory_together(rng):
+    """They are in the whole's."""
+    xs = [ts.zeros((2048, 1024)) for _ in range(6)]
+
+    def run(xs):
+        return ts.sum(ts.concatenate([ts.sum(ts.reshape(x, (2048, 8, 128)), 1) for x in xs]), 0)
+
+    made = lowered(run, xs)
+    assert max(map(len, launches(made))) == 6
+    assert made.plan.temporary_bytes < 1.2 * 4 * 6 * 2048 * 128
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -215,6 +237,25 @@ def test_arrays_that_begin_anywhere(gpu, rng, apart):
         xs = [ts.to(ts.tensor(x.array[begin:begin + 64]), "cuda") for x in base]
         for x, y in zip(xs, f(xs), strict=True):
             assert_close(y.array, np.exp(x.array.astype(np.float64)), "f32")
+
+
+def test_an_integer_outside_is_told_by_a_batch(gpu, rng, apart):
+    tables = [ts.to(normal(rng, 50, 8), "cuda") for _ in range(3)]
+    f = ts.jit(lambda ts_, ids: [t[i] for t, i in zip(ts_, ids, strict=True)])
+    drawn = [rng.integers(-50, 50, 30) for _ in tables]
+    for bad in (False, True, False):
+        ids = [i.copy() for i in drawn]
+        ids[1][7] = 50 if bad else 49
+        before = len(gpu.launched)
+        given = [ts.to(ts.tensor(i), "cuda") for i in ids]
+        if bad:
+            with pytest.raises(AxisError, match="outside of -50..49") as info:
+                [y.array for y in f(tables, given)]
+            assert info.value.where.line == f.__wrapped__.__code__.co_firstlineno
+            continue
+        for t, i, y in zip(tables, ids, f(tables, given), strict=True):
+            np.testing.assert_array_equal(y.array, t.array[i])
+        assert len(gpu.launched) - before == 1
 
 
 def test_checked_builds_launch_each_group_alone(gpu, rng, apart):

@@ -14,6 +14,7 @@ from lowered_functions import both_ways, lowered
 from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import integer_order, sorted_segments
+from tessera.graph.cuda.launch_plan import plan_of
 from tessera.graph.op import OPS
 from tessera.graph.ops.gather import SEGMENT_SUM
 from tessera.graph.ops.segments import SEGMENT_MAX, SEGMENT_MIN
@@ -291,6 +292,40 @@ def test_tables_that_are_alike_are_put_in_order_side_by_side(rng):
     for got, want in zip(made.run([t.array, ids.array, u.array]), ts.jit(fn)(t, ids, u),
                          strict=True):
         assert_close(got, want[0].array if isinstance(want, tuple) else want.array, "f32", n=64)
+
+
+def summed_rows(t: Any, ids: Any, h: Any) -> Any:
+    """Of each table several rows, summed, and their products by pairs."""
+    e = ts.sum(ts.stack([t[n][ids[:, n]] for n in range(t.shape[0])], 1), 2)
+    z = ts.concatenate([h[:, None], e], 1)
+    return ts.mean((z @ z.mT) ** 2)
+
+
+def test_rows_of_many_tables_are_summed_as_they_are_read(rng):
+    """Each sum is written where the rest joins it; the tables' gradients are side by side."""
+    N, V, D, B = 10, 5000, 64, 2048
+    t, h = (ts.tensor(rng.standard_normal(s), "f32") for s in ((N, V, D), (B, D)))
+    ids = ts.tensor(rng.integers(-V, V, (B, N, 4)))
+    made = lowered(ts.value_and_grad(summed_rows, argnums=(0, 2)), t, ids, h)
+    plan = plan_of(made)
+    assert len(plan.launches) < 50, len(plan.launches)
+    written = sum(x.work.written_bytes for x in plan.launches if x.work.part == "forward")
+    assert written < 2 * 4 * B * ((N + 1) * D + (N + 1) ** 2)  # not the rows that are picked
+    assert sum(np.prod(g.space) for g in made.plan.groups if g.kind == "move"
+               and g.writes[0].type.dtype.name == "f32") <= 2 * h.array.size
+    loss, dt, dh = made.run([t.array, ids.array, h.array])
+    x, y = (np.asarray(v.array, np.float64) for v in (t, h))
+    z = np.concatenate([y[:, None], np.stack([x[n][ids.array[:, n]].sum(1) for n in range(N)], 1)],
+                       1)
+    s = z @ z.swapaxes(1, 2)
+    dz = 4 * s @ z / s.size
+    want = np.zeros((N, V, D))
+    for n in range(N):
+        np.add.at(want[n], ids.array[:, n], dz[:, n + 1, None])
+    scale = np.abs(dz).max()
+    assert_close(loss, (s * s).mean(), "f32", n=64, scale=(s * s).max())
+    assert_close(dt, want, "f32", n=256, scale=scale)
+    assert_close(dh, dz[:, 0], "f32", n=256, scale=scale)
 
 
 BAGS = {

@@ -12,7 +12,9 @@ import tessera as ts
 from attention_cases import attention64, dropout_factors, sizes64
 from hopper_lowering import distance
 from tessera.errors import ArgumentError
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.levels import program_of
+from tessera.graph.cuda.passes import attention_masks
 from tolerance import assert_close
 
 SHAPES = {  # queries, keys, width of values
@@ -222,3 +224,36 @@ def test_probabilities(p, rng):
     q = ts.ones((2, 3, 4))
     with pytest.raises(ArgumentError, match=f"dropout needs 0 <= p < 1, got {p}"):
         ts.attention(q, q, q, dropout=p)
+
+
+SHARED = {"heads of sequences": (1, 2), "sequences": (3, 1), "all": (1, 1), "none": (3, 2)}
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("extents", [(64, 72), (49, 49)])  # of the fastest kernels, and of others
+@pytest.mark.parametrize("name", SHARED)
+def test_the_cotangent_of_a_mask_is_summed_over_those_that_share_it(name, extents, rows, rng,
+                                                                    monkeypatch):
+    """In the kernel, by as many groups as keep a GPU busy: nothing of all scores is written."""
+    monkeypatch.setattr(attention_masks, "GROUPS", 3)
+    (B, H), (S, T), D = (3, 2), extents, 64
+    q, k, v, g = (ts.tensor(rng.standard_normal((B, H, n, D)), "bf16") for n in (S, T, T, S))
+    bias = ts.tensor(rng.standard_normal((*SHARED[name], S if rows else 1, T)), "f32")
+
+    def cotangent(bias, q, k, v, g):
+        return ts.vjp(lambda b: ts.attention(q, k, v, mask=b), bias)[1](g)
+
+    made = CudaProgram(ts.jit(cotangent).graph(bias, q, k, v, g), "sm_90a")
+    (got,) = made.run([x.array for x in (bias, q, k, v, g)])
+    x, y, z, c, b = (np.asarray(t.array, np.float64) for t in (q, k, v, g, bias))
+    s = x @ y.swapaxes(-1, -2) / D**0.5 + b
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = c @ z.swapaxes(-1, -2)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    want = ds.sum(tuple(a for a in range(4) if b.shape[a] == 1 < ds.shape[a]), keepdims=True)
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() < 2e-2 * np.abs(want).max()
+    if name != "none":
+        largest = max(np.prod(o.shape) for g in made.plan.groups for o in g.writes)
+        assert largest < B * H * S * T or largest == q.array.size

@@ -11,6 +11,7 @@ import pytest
 import tessera as ts
 from tessera.graph.cuda import CudaProgram, prepare
 from tessera.graph.cuda.launch_plan import plan_of
+from tessera.graph.schedule import boundaries
 
 Loss = Callable[..., Any]
 
@@ -69,3 +70,33 @@ def test_following_elements_moves_no_more(model, monkeypatch):
     monkeypatch.setattr(prepare, "PIPELINE", [
         p for p in prepare.PIPELINE if p is not prepare.compute_moves])
     assert found <= 1.01 * moved(model)
+
+
+def rounded_layers(p: Any, x: Any) -> Any:
+    """Activations that are clipped and rounded to 8 bits, with gradients straight through."""
+    for w, bound in p:
+        y = ts.clip(x, -bound, bound)
+        q = ts.clip(ts.round(y / bound * 127), -127, 127) * (bound / 127)
+        x = ts.relu(ts.cast(ts.cast(y + ts.stop_gradient(q - y), "bf16") @ w, "f32"))
+    return ts.mean(x * x)
+
+
+def test_conditions_that_are_read_together_are_made_again(monkeypatch, rng):
+    """A clip, a rounding and what follows have seven bools for each element, of a product of two
+    bytes: each of them alone is no more than that."""
+    p = [(zeros(1024, 1024, dtype="bf16"), zeros(1)) for _ in range(3)]
+    step = ts.jit(ts.value_and_grad(rounded_layers))
+    plan = CudaProgram(step.graph(p, zeros(8192, 1024)), "sm_90a").plan
+    between = [o for g in plan.groups for o in g.writes if o.shape == (8192, 1024)]
+    assert sum(o.type.dtype.kind == "bool" for o in between) <= 2
+    monkeypatch.setattr(boundaries, "LEAST_BYTES", 0)
+    p = [(ts.tensor(rng.standard_normal((24, 24)), "bf16"), ts.tensor(
+        np.float32([1.5]))) for _ in range(3)]
+    x = ts.tensor(2 * rng.standard_normal((40, 24)).astype(np.float32))
+    made = CudaProgram(step.graph(p, x), "sm_90a")
+    got = made.run([*(v.array for some in p for v in some), x.array])
+    loss, grads = step(p, x)
+    wanted = [loss, *(v for some in grads for v in some)]
+    for a, b in zip(got, wanted, strict=True):
+        b = np.asarray(b.array, np.float64)
+        np.testing.assert_allclose(np.asarray(a, np.float64), b, atol=1e-2 * np.abs(b).max())

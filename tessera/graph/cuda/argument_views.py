@@ -21,8 +21,11 @@ from ..schedule.region_copies import moves_of
 from . import choose_schedule
 from .kernels.anchors import anchor_extents, anchor_frame
 from .kernels.column_frames import column_frame, reductions
+from .kernels.computed_moves import computed_block
+from .kernels.gathers import around
 from .kernels.matmul_form import block_of
 from .kernels.strips import strip_blocks
+from .passes.followed_values import rows_and_columns
 from .program.node_kernels import NodeKernel, launch_of
 
 ROWS = "kernels of this kind take elements in row-major order"
@@ -229,6 +232,26 @@ def _move_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     return ""
 
 
+# --- what is picked, and computed where it lies ---------------------------------------------------
+def _gather_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    """Blocks end where its parts do."""
+    (node,) = group.nodes
+    A, _, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
+    T, bits = prod(extents_of(node.inputs[1])), v.aval.dtype.bits
+    shape = (A, T, C)[A == 1:] if C > 1 else (A, T)
+    s = choose_schedule.for_gather((T, C) if C > 1 else (A, T), bits)
+    box = {len(shape) - 2: s.m or 1, len(shape) - 1: s.n}
+    return refusal(layout, shape, box, bits) if not layout.from_pointer[1].is_dense else ""
+
+
+def _computed_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    if layout.from_pointer[1].is_dense:
+        return ""
+    shape = rows_and_columns(extents_of(v))
+    m, n = computed_block(group.nodes[0])
+    return ROWS if shape[0] == 1 else refusal(layout, shape, {0: m, 1: n}, v.aval.dtype.bits)
+
+
 # --- kernels of the graph -------------------------------------------------------------------------
 @functools.lru_cache(maxsize=4096)
 def _kernel_of(node: Node) -> NodeKernel | None:
@@ -287,12 +310,13 @@ Rule = Callable[[FusionGroup, Value, StridedLayout], str]
 READERS: dict[str, Rule] = {
     "attention": _anchor_reads, "gemm": _anchor_reads, "move": _move_reads, "launch": _launch_reads,
     "loop": _loop_reads, "rows": _loop_reads, "strips": _strips_reads, "columns": _columns_reads,
-    "gather": _is_run, "segments": _is_run, "exchange": _is_run, "small_product": _is_run,
-    "small_system": _is_run, "steps": _is_run}
+    **dict.fromkeys(("computed", "gather", "segments", "parts", "runs", "line_runs", "exchange",
+                     "small_product", "small_system", "steps"), _is_run)}
 WRITERS: dict[str, Rule] = {
     "attention": _anchor_writes, "gemm": _anchor_writes, "launch": _launch_writes,
     "move": _move_writes, "loop": _loop_writes, "rows": _loop_writes, "strips": _strips_writes,
-    "columns": _columns_writes, "exchange": _exchange_writes, "small_product": _is_run,
-    "small_system": _is_run, "steps": _is_run}
+    "columns": _columns_writes, "exchange": _exchange_writes, "gather": _gather_writes,
+    "computed": _computed_writes, **dict.fromkeys(
+        ("segments", "runs", "line_runs", "small_product", "small_system", "steps"), _is_run)}
 
 __all__ = ["reads", "refusal", "writes"]

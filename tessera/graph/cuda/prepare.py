@@ -61,17 +61,23 @@ from .passes.merged_moves import gather_merged_moves
 from .passes.narrow_copies import NarrowCopy, keep_copies
 from .passes.packed_products import multiply_packed
 from .passes.packed_values import multiply_narrow, open_packed
+from .passes.pad_rows import pad_rows
 from .passes.place_blocks import place_blocks
 from .passes.plain_attention import fused_attention
 from .passes.product_sums import sum_products
 from .passes.result_sums import sum_results
 from .passes.short_reductions import open_short_reductions
 from .passes.sparse_kernels import use_sparse_kernels
-from .passes.split_concatenations import loops_of_parts, slices_of_loops
+from .passes.split_concatenations import (
+    loops_of_parts,
+    reductions_of_parts,
+    slices_of_loops,
+)
 from .passes.split_exponential_sums import split_exponential_sums
 from .passes.split_k import split_k
 from .passes.split_losses import split_long_losses
 from .passes.stored_scans import scans_of_stored
+from .passes.thin_matmuls import open_thin_matmuls
 from .passes.transpose_codes import write_transposed_codes
 from .passes.weighted_means import divide_last
 from .passes.window_kernels import sink_transposes
@@ -272,10 +278,13 @@ PIPELINE: list[Callable[..., Any]] = [
     canonicalize,
     merge_common,
     remove_dead,
+    open_thin_matmuls,
     merge_matmuls,
     merge_sums,
     canonicalize,
     keep_copies,
+    pad_rows,
+    reductions_of_parts,
     open_short_reductions,
     slices_of_loops,
     widen_late,
@@ -322,7 +331,7 @@ BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_ker
                                              merge_matmuls, open_column_sums,
                                              write_transposed_codes, variances_of_parts,
                                              split_exponential_sums, split_few_rows,
-                                             multiply_packed)
+                                             multiply_packed, pad_rows)
 
 
 @dataclass(frozen=True)

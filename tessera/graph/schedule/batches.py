@@ -10,7 +10,8 @@ reads and writes as in use from its first group to its last.
 
 To stand together some of them move: a value is made earlier than it is read, or kept until the last
 group of the batch is ready. A batch is taken where the most bytes that are in use at one time do
-not grow by more than SMALL; else halves of it are tried.
+not grow by more than SMALL, or by a PART of them, for all batches together; else halves of it are
+tried.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from ...lazy_dataclass import dataclass
 from ..ir import Graph, Value, value_bytes
 from .group_order import group_order
 from .groups import FusionGroup
+from .place_views import joined_owners
 from .target import ScheduleTarget
 
-SMALL = 1 << 20  # bytes that all batches of a program may take
+SMALL, PART = 1 << 20, 32  # bytes, and a part of all, that the batches of a program may take
 LARGE = 1 << 28  # bytes of a group on average, from which on a launch is no part of its time
 
 
@@ -44,7 +46,8 @@ class _Batcher:
         self.groups = groups
         self.unit = [_Unit([i]) for i in range(len(groups))]  # of each group
         order = group_order(groups, target)
-        self.root = order.roots
+        joined = joined_owners(graph, groups, target)
+        self.root = {v: joined.get(root, root) for v, root in order.roots.items()}
         for i, before in enumerate(order.before):
             for b in before:
                 self.unit[b].behind.add(self.unit[i])
@@ -59,7 +62,8 @@ class _Batcher:
         # of each group, what has bytes that count
         self.writes = [self._counted(g.outputs) for g in groups]
         self.reads = [self._counted(g.inputs) for g in groups]
-        self.limit = self.peak() + SMALL
+        peak = self.peak()
+        self.limit = peak + max(SMALL, peak // PART)
 
     def _counted(self, values: Sequence[Value]) -> list[Value]:
         roots = dict.fromkeys(self.root.get(v, v) for v in values)
@@ -184,17 +188,8 @@ def batch_groups(groups: Sequence[FusionGroup], graph: Graph,
     return out
 
 
-def batch_ends(groups: Sequence[FusionGroup]) -> list[int]:
-    """For each group the number of the last one of its batch: its own where it has none."""
-    ends = list(range(len(groups)))
-    for i in reversed(range(len(groups) - 1)):
-        if groups[i].batch is not None and groups[i].batch == groups[i + 1].batch:
-            ends[i] = ends[i + 1]
-    return ends
-
-
 def _moved_bytes(group: FusionGroup) -> int:
     return sum(map(value_bytes, (*group.inputs, *group.outputs)))
 
 
-__all__ = ["batch_ends", "batch_groups"]
+__all__ = ["batch_groups"]

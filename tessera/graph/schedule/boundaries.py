@@ -44,10 +44,20 @@ def narrow_boundaries(groups: list[FusionGroup], count: Count, target: ScheduleT
     for group in groups:
         again = not group.writes_all
         while again:  # what is kept for one value may make another
-            again = any([_is_large(v) and _Boundary(group, v, readers, count, target,
-                                                    fleeting).narrow()
-                         for v in list(group.outputs)])
+            again = any([all(map(_is_large, some)) and _Boundary(
+                group, some, readers, count, target, fleeting).narrow()
+                for some in (*_read_together(group, readers), *([v] for v in group.outputs))])
     return [g for g in groups if g.nodes]
+
+
+def _read_together(group: FusionGroup, readers: dict[Value, list[FusionGroup]]
+                   ) -> list[list[Value]]:
+    """Results that the same groups read, several of them: seven conditions of a clip and a rounding
+    are a byte each, and what they are made of has two."""
+    found: dict[tuple[int, ...], list[Value]] = {}
+    for v in filter(_is_large, group.outputs):
+        found.setdefault(tuple(map(id, readers.get(v, ()))), []).append(v)
+    return [some for by, some in found.items() if by and len(some) > 1]
 
 
 def _is_large(v: Value) -> bool:
@@ -65,25 +75,27 @@ def _fleeting(groups: Sequence[FusionGroup]) -> set[Value]:
 
 @dataclass
 class _Boundary:
-    """A value that a group writes and others read."""
+    """Values that a group writes and the same others read."""
 
     group: FusionGroup
-    value: Value
+    values: list[Value]
     readers: dict[Value, list[FusionGroup]]
     count: Count
     target: ScheduleTarget
     fleeting: set[Value]
 
     def narrow(self) -> bool:
-        """Whether the readers make it again from now on."""
-        readers = self.readers.get(self.value, [])
-        if not readers or self.group in readers or self.value not in self.group.outputs:
+        """Whether the readers make some of them again from now on."""
+        readers = self.readers.get(self.values[0], [])
+        if not readers or self.group in readers:
             return False
-        read = sum(r.reads(self.value) for r in readers)
-        if self.count[self.value] != read + self.group.reads(self.value):
-            return False  # a result of the graph
+        for v in self.values:
+            read = sum(r.reads(v) for r in readers)
+            if v not in self.group.outputs or self.count[v] != read + self.group.reads(v):
+                return False  # a result of the graph
         if any(r.space != self.group.space or r.anchor is not None or any(
-                n.op.beside and self.value in n.inputs for n in r.nodes) for r in readers):
+                n.op.beside and not set(self.values).isdisjoint(n.inputs) for n in r.nodes)
+                for r in readers):
             return False
         cone = self.cone()
         again = self.cut(cone) if cone else []
@@ -92,13 +104,14 @@ class _Boundary:
         made = [self.with_nodes(r, again) for r in readers]
         fits = all(self.target.takes(g) and len(g.nodes) <= MAX_OPS for g, _ in made)
         if fits:
+            self.values = [v for v in self.values if any(v in n.outputs for n in again)]
             self.replace(readers, made)
         return fits
 
     # --- which values to keep -----------------------------------------------------------------
     def cone(self) -> list[Node]:
-        """The elementwise nodes of the group that lead to the value, in order."""
-        wanted, found = {self.value}, []
+        """The elementwise nodes of the group that lead to the values, in order."""
+        wanted, found = set(self.values), []
         for n in reversed(self.group.nodes):
             if wanted.intersection(n.outputs) and self.again(n):
                 found.append(n)
@@ -110,15 +123,15 @@ class _Boundary:
 
     def weight(self, v: Value) -> int:
         """Bytes written and read if the readers take v from memory."""
-        readers = self.readers[self.value]
+        readers = self.readers[self.values[0]]
         mine = v in self.group.inputs or v in self.group.outputs
-        stored = v is not self.value and (mine and v not in self.fleeting
-                                          or any(v in r.inputs for r in readers))
-        more = sum(v not in r.inputs or v is self.value for r in readers)
+        stored = v not in self.values and (mine and v not in self.fleeting
+                                           or any(v in r.inputs for r in readers))
+        more = sum(v not in r.inputs or v in self.values for r in readers)
         return value_bytes(v) * (more + (not stored))
 
     def cut(self, cone: Sequence[Node]) -> list[Node]:
-        """The nodes behind the lightest cut, in order; none where the value itself is lightest."""
+        """The nodes behind the lightest cut, in order; none where the values are lightest."""
         flow = _Flow()
         made = {n.outputs[0] for n in cone}
         seen: set[Value] = set()
@@ -131,25 +144,29 @@ class _Boundary:
                         flow.edge("source", (v, "in"), None)
             for v in n.inputs:
                 flow.edge((v, "out"), (n.outputs[0], "in"), None)
-        behind = flow.behind_cut("source", (self.value, "out"))
+        for v in self.values:
+            if v in seen:
+                flow.edge((v, "out"), "sink", None)
+        behind = flow.behind_cut("source", "sink")
         kept = {v for v in seen if (v, "out") in behind and (v, "in") not in behind}
-        if 3 * sum(map(self.weight, kept)) > 2 * self.weight(self.value):
+        if 3 * sum(map(self.weight, kept)) > 2 * sum(
+                self.weight(v) for v in self.values if v in seen):
             return []
         return [n for n in cone if (n.outputs[0], "in") in behind]
 
     # --- the groups with it -------------------------------------------------------------------
     def with_nodes(self, reader: FusionGroup, again: Sequence[Node]
                    ) -> tuple[FusionGroup, list[Node]]:
-        """A reader that makes the value itself, and the nodes that are new in it."""
+        """A reader that makes the values itself, and the nodes that are new in it."""
         own: dict[Value, Value] = {}
         new = []
         for n in again:
             out = Value(n.outputs[0].aval)
             new.append(Node(n.op, tuple(own.get(v, v) for v in n.inputs), n.attrs, (out,), n.where))
             own[n.outputs[0]] = out
-        mine = own[self.value]
-        rest = [n if self.value not in n.inputs else
-                Node(n.op, tuple(mine if v is self.value else v for v in n.inputs), n.attrs,
+        mine = {v: own[v] for v in self.values if v in own}
+        rest = [n if mine.keys().isdisjoint(n.inputs) else
+                Node(n.op, tuple(mine.get(v, v) for v in n.inputs), n.attrs,
                      n.outputs, n.where) for n in reader.nodes]
         made = FusionGroup(reader.kind, reader.space, [*new, *rest])
         inside = {v for n in made.nodes for v in n.outputs}
@@ -161,7 +178,8 @@ class _Boundary:
     def replace(self, readers: Sequence[FusionGroup],
                 made: Sequence[tuple[FusionGroup, list[Node]]]) -> None:
         for reader, (group, new) in zip(list(readers), made, strict=True):
-            self.count[self.value] -= reader.reads(self.value)
+            for v in self.values:
+                self.count[v] -= reader.reads(v)
             for v in reader.inputs:
                 self.readers[v].remove(reader)
             reader.nodes, reader.inputs = group.nodes, group.inputs

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import GraphError
 from ..ir import Graph, Value, value_bytes
-from .batches import batch_ends
-from .groups import FusionGroup
+from .groups import FusionGroup, batch_ends
 from .layouts import StridedLayout, are_disjoint
 from .view_plan import dense, is_copy, parts_of, view_layout
 

@@ -86,4 +86,13 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
     return out
 
 
-__all__ = ["MAX_OPS", "MAX_READS", "FusionGroup", "call_group", "in_order"]
+def batch_ends(groups: Sequence[FusionGroup]) -> list[int]:
+    """For each group the number of the last one of its batch: its own where it has none."""
+    ends = list(range(len(groups)))
+    for i in reversed(range(len(groups) - 1)):
+        if groups[i].batch is not None and groups[i].batch == groups[i + 1].batch:
+            ends[i] = ends[i + 1]
+    return ends
+
+
+__all__ = ["MAX_OPS", "MAX_READS", "FusionGroup", "batch_ends", "call_group", "in_order"]

@@ -27,9 +27,8 @@ import numpy as np
 
 from ...lazy_dataclass import dataclass
 from ..ir import Graph, Node, Value, elements, value_bytes
-from .batches import batch_ends
 from .check_memory_plan import verify_plan
-from .groups import FusionGroup
+from .groups import FusionGroup, batch_ends
 from .library_call import LibraryCall
 from .overwrites import find_overwrites
 from .place_views import place_views

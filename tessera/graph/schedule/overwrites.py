@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..ir import Value, value_bytes
-from .batches import batch_ends
-from .groups import FusionGroup
+from .groups import FusionGroup, batch_ends
 
 if TYPE_CHECKING:
     from .memory_plan import MemoryPlan

@@ -16,8 +16,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 
 from ..ir import Value
-from .batches import batch_ends
-from .groups import FusionGroup
+from .groups import FusionGroup, batch_ends
 from .layouts import StridedLayout, are_disjoint
 from .loop_axes import extents_of
 from .target import ScheduleTarget

@@ -196,4 +196,15 @@ def place_views(graph: Graph, groups: Sequence[FusionGroup], target: ScheduleTar
     return _Placer(graph, groups, target).run()
 
 
-__all__ = ["place_views"]
+def joined_owners(graph: Graph, groups: Sequence[FusionGroup],
+                  target: ScheduleTarget) -> dict[Value, Value]:
+    """Of what can lie in the memory of what it is a part of, the whole; not all of it will."""
+    if not any(is_copy(g) and len(g.inputs) > 1 for g in groups):
+        return {}
+    placer = _Placer(graph, groups, target)
+    placer.forward({})
+    made = placer.backward()
+    return placer.plan.owners | {v: owner for v, (owner, _) in made.items()}
+
+
+__all__ = ["joined_owners", "place_views"]

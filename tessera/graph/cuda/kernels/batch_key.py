@@ -11,6 +11,7 @@ what one brings shares it with what waits for the same one.
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -20,7 +21,9 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.region_copies import moves_of
 
 KINDS = ("loop", "rows", "columns", "strips", "move", "order", "merge_cuts", "merge_keys",
-         "digit_counts", "digit_places", "search", "scan", "parts", "runs")
+         "digit_counts", "digit_places", "search", "scan", "parts", "runs", "gather", "computed",
+         "small_product")
+CHECKED = ("gather", "computed")  # whose kernels check the integers that they pick by
 SMALL_COPY = 1 << 23  # bytes, which a GPU moves in the time of a few launches
 MOST_ELEMENTS = 1 << 30  # of an array that a flat loop is over: its numbers have 32 bits
 
@@ -65,13 +68,15 @@ def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any,
               sent: Mapping[Value, int], come: Mapping[Value, int],
               apart: Container[Value] = ()) -> Hashable | None:
     """Equal for groups that do the same; None for one that has a launch of its own: it draws, knows
-    where its elements stand, checks an index, or makes one of the values `apart`. attributes: of a
-    node's step. sent: see sent_by. come: see arrival_order.come_by.
+    where its elements stand, or makes one of the values `apart`. What checks an index shares one
+    with others of its line. attributes: of a node's step. sent: see sent_by. come: see
+    arrival_order.come_by.
     """
     if group.kind not in KINDS or any(v in apart for v in group.outputs) or any(
-            n.op.placed or n.op.makes or n.op.effects or n.op.name == "check_index"
-            for n in group.nodes):
+            n.op.placed or n.op.makes or n.op.effects for n in group.nodes):
         return None
+    checks = group.kind in CHECKED or any(n.op.name == "check_index" for n in group.nodes)
+    lines = tuple(n.where and (n.where.file, n.where.line) for n in group.nodes) if checks else ()
     moves = ""
     if group.kind == "move":
         (node,) = group.nodes
@@ -89,12 +94,14 @@ def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any,
         return names.setdefault(v, len(names)), str(v.aval.type), lies
 
     def step(n: Node) -> Hashable:
-        return n.op.name, repr(sorted(attributes(n).items())), tuple(map(value, n.inputs)), tuple(
-            map(value, n.outputs))
+        of: Hashable = repr(sorted(attributes(n).items()))
+        if group.kind == "computed":
+            of = tuple(replace(s, ids=(), where=None) for s in n.attrs["steps"])
+        return n.op.name, of, tuple(map(value, n.inputs)), tuple(map(value, n.outputs))
 
     steps = tuple(map(step, group.nodes))
     senders = tuple((sent.get(v, -1), come.get(v, -1)) for v in group.outputs)
-    return group.kind, () if flat else group.space, steps, moves, senders, tuple(
+    return group.kind, () if flat else group.space, steps, moves, senders, lines, tuple(
         map(value, group.outputs))
 
 

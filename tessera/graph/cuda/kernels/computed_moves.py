@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from ....numerics import as_type
-from ...ir import Value
+from ...ir import Node, Value
 from ...op import Aval
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
@@ -47,14 +47,9 @@ def schedule_computed(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (v,) = node.outputs
     y, reads = builder.operand(v), [builder.operand(x) for x in builder.reads(group)]
     R, C = rows_and_columns(y.shape)
-    total = LANES * max(1, 8 * BYTES // y.type.dtype.bits)
     found = node.attrs["steps"]
-    n = min(column_block(C), total) if R > 1 else min(power(C), total)
-    if any(step.kind == "fold" for step in found):
-        n = power(C)
     width = node.attrs["width"] if R > 1 else C  # of a part of a row, or all of it
-    n = min(n, width)
-    m = min(power(R), max(1, total // n))
+    m, n = computed_block(node)
     names = [builder.inner_name(Value(Aval(extents_of(v), s.type))) for s in found[:-1]]
     steps = [_step(s, builder, node.inputs, [*names, y.name], i) for i, s in enumerate(found)]
     steps[-1] = replace(steps[-1], ops=tuple(id_of(node).split()), where=line_of(node.where))
@@ -64,6 +59,18 @@ def schedule_computed(builder: ScheduleBuilder, group: FusionGroup) -> None:
         s = s.with_vector(max(1, 32 // y.type.dtype.bits))
     builder.add("computed", y.shape, reads, [y], steps, s,
                 (blocks(R, m), blocks(width, n)), extents=(R, C))
+
+
+def computed_block(node: Node) -> tuple[int, int]:
+    """Rows and columns of a block."""
+    y = node.outputs[0]
+    R, C = rows_and_columns(extents_of(y))
+    total = LANES * max(1, 8 * BYTES // y.aval.dtype.bits)
+    n = min(column_block(C), total) if R > 1 else min(power(C), total)
+    if any(step.kind == "fold" for step in node.attrs["steps"]):
+        n = power(C)
+    n = min(n, node.attrs["width"] if R > 1 else C)
+    return min(power(R), max(1, total // n)), n
 
 
 def _is_whole(s: ElementStep, last: re.Pattern[str]) -> bool:
@@ -292,4 +299,4 @@ def _identity(shape: tuple[int, ...]) -> list[str]:
 
 kernel_kind("computed", "elementwise", computed_source, schedule_computed, [COMPUTED])
 
-__all__ = ["computed_source", "schedule_computed"]
+__all__ = ["computed_block", "computed_source", "schedule_computed"]

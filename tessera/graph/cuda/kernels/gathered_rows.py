@@ -73,8 +73,9 @@ def _whole_rows(rw: Rewriter, x: Value) -> Node | None:
 
 def moved_rows(rw: Rewriter, u: Value, T: int, C: int) -> tuple[Value, str]:
     """What the rows [T, C] of a value were moved from, as rows, and which of them row t is, ""
-    where it is t. So what is repeated, or a part of what lies apart, is read where it is."""
-    node, (R, text) = rw.producer.get(u), (T, "")
+    where it is t. So what is repeated, or a part of what lies apart, is read where it is, counted
+    from its first row: the same is done to all parts."""
+    node, span, text = rw.producer.get(u), (0, T), ""
     at = unflat(ElementPlace.of("t", T).times(C) + ElementPlace.of("c", C), extents_of(u))
     while node is not None and node.op.name in MOVED and all(
             isinstance(d, int) and d for d in node.inputs[0].aval.shape):
@@ -82,9 +83,12 @@ def moved_rows(rw: Rewriter, u: Value, T: int, C: int) -> tuple[Value, str]:
         at = MOVED[node.op.name](at, extents_of(x), node.attrs, extents_of(node.outputs[0]))
         rows, column = flat(at, extents_of(x)).divided(C)
         if column.text == "c" and not rows.guarded:
-            u, R, text = x, prod(extents_of(x)) // C, rows.text
+            u, span, text = x, (rows.least, rows.most + 1), rows.plus(-rows.least).text
         node = rw.producer.get(x)
-    return rw.emit("reshape", u, shape=(R, C)), "" if text == "t" else text
+    lies = rw.emit("reshape", u, shape=(prod(extents_of(u)) // C, C))
+    if span != (0, extents_of(lies)[0]):
+        lies = rw.emit("slice", lies, starts=(span[0], 0), stops=(span[1], C), steps=(1, 1))
+    return lies, "" if text == "t" else text
 
 
 # --- products of rows -----------------------------------------------------------------------------

@@ -21,12 +21,13 @@ from ....tile.ir.schedule import Schedule, shares_rows
 from ...ir import Node, Value
 from ...schedule.groups import FusionGroup
 from ...schedule.loop_axes import Frame, extents_of
-from ..choose_schedule import chosen, grid_of
+from ..choose_schedule import BUSY, chosen, grid_of
 from .anchors import anchor_extents, row_lines, whole_rows, whole_steps
 from .spell import is_light
 
 KEPT_BYTES = 24 << 10  # of shared memory, for what follows a matmul
 RING_BYTES = 192 << 10  # of operands under way
+NARROWEST = 32  # columns of a block of warps
 Extents = tuple[int, ...]
 
 
@@ -136,7 +137,11 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
         if short_sums(numeric):
             pressure = f"short sums of {numeric.dtype} are added to others beside them"
         crowded = bool(pressure) and n > 128
-        return (m, 128 if crowded else n, k), [f"128 columns, because {pressure}"] * crowded
+        n, notes = 128 if crowded else n, [f"128 columns, because {pressure}"] * crowded
+        while numeric.dtype.bits <= 16 and n > NARROWEST and 2 * prod(
+                grid_of(extents, m, n)) <= BUSY:
+            n, notes = n // 2, [f"{n // 2} columns, so that there are more blocks"]
+        return (m, n, k), notes
     m, n = anchor.attrs["block"]
     swapped = is_swapped(group, frame)
     if "swapped" in anchor.attrs and not swapped:

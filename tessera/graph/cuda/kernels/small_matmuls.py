@@ -37,7 +37,7 @@ def multiply_small(graph: Graph) -> Graph:
     made = producers_of(graph)
     nodes, changed = list[Node](), False
     for node in graph.nodes:
-        if node.op.name == "matmul" and _is_small(node):
+        if node.op.name == "matmul" and is_small(node):
             nodes += _by_rows(node, made)
             changed = True
         else:
@@ -45,7 +45,7 @@ def multiply_small(graph: Graph) -> Graph:
     return remove_dead(replace(graph, nodes=tuple(nodes))) if changed else graph
 
 
-def _is_small(node: Node) -> bool:
+def is_small(node: Node) -> bool:
     a, b, out = (v.aval for v in (*node.inputs, *node.outputs))
     if not all(isinstance(d, int) and d for x in (a, b, out) for d in x.shape):
         return False
@@ -122,4 +122,4 @@ def small_matmul_source(group: ScheduledGroup) -> KernelText:
 
 kernel_kind("small_product", "matmul", small_matmul_source, schedule_small_matmuls, [ROWS])
 
-__all__ = ["multiply_small"]
+__all__ = ["is_small", "multiply_small"]

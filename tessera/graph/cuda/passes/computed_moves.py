@@ -42,7 +42,14 @@ from ..kernels.group_steps import attributes_of
 from ..kernels.scatters import WRITE_LAST
 from .data_movement import is_joined
 from .displaced_reads import JOINED
-from .followed_values import MOVES, PICKS, in_memory, is_followed, rows_and_columns
+from .followed_values import (
+    MOVES,
+    PICKS,
+    from_first_elements,
+    in_memory,
+    is_followed,
+    rows_and_columns,
+)
 from .library_ops import merged_line, swaps_last
 
 MOST_STEPS, MOST_READS = 96, 20  # of an element
@@ -106,7 +113,8 @@ def compute_moves(graph: Graph) -> Graph:
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if not is_followed(node) or not stays(node.outputs[0]):
             return None
-        if is_joined(node.outputs[0], readers):
+        if rows_and_columns(extents_of(node.outputs[0]))[0] == 1 and is_joined(
+                node.outputs[0], readers):
             return None
         found = _followed(maker, stays, inside, node.outputs[0])
         if found is None or not found.saves() or not found.is_close():
@@ -120,8 +128,9 @@ def compute_moves(graph: Graph) -> Graph:
             return None
         out = Value(Aval(found.shape, node.outputs[0].aval.type))
         rw.where = merged_line(node.where, found.nodes)
-        rw.add(Node(COMPUTED, tuple(rw.env[v] for v in found.operands),
-                    {"steps": tuple(found.steps), "width": found.width}, (out,), rw.where))
+        operands, steps = from_first_elements(rw, found.operands, found.steps, found.by_text,
+                                              rows_and_columns(found.shape)[1])
+        rw.add(Node(COMPUTED, operands, {"steps": steps, "width": found.width}, (out,), rw.where))
         if out.aval == node.outputs[0].aval:
             return out
         return rw.emit("reshape", out, shape=extents_of(node.outputs[0]))
@@ -170,6 +179,7 @@ class _Followed:
         self.shape = extents_of(result)  # of the kernel: axes that go together are one
         self.width = 0  # of a part of a row
         self.places: list[ElementPlace] = []  # that are read, as numbers of elements
+        self.by_text: dict[str, ElementPlace] = {}  # places of elements, and of rows
         self.conditions: list[str] = []
         self.by_columns: list[str] = []  # integers that pick, and differ along the columns
 
@@ -286,7 +296,7 @@ class _Followed:
         last, columns = f"o{len(self.shape) - 1}", self.columns
         self.places.append(flat(at, shape))
         self.conditions += guards
-        whole = merged(self.places[-1])
+        whole = self.noted(merged(self.places[-1]))
         made = At(whole.text, _all_of(guards))
         R, C = rows_and_columns(self.shape)
         if R == 1 or not shape:
@@ -295,7 +305,7 @@ class _Followed:
         if shape[-1] == C and merged(at[-1]).terms == ((last, 1),):
             if any(columns.search(p.text) for p in at[:-1]):
                 return made
-            row = merged(flat(at[:-1], shape[:-1]))
+            row = self.noted(merged(flat(at[:-1], shape[:-1])))
             return At(whole.text, made.guard, row.text, rows, at[-1].constant)
         rest = replace(whole, terms=tuple(t for t in whole.terms if t != (last, 1)))
         shift = rest.constant % C
@@ -303,7 +313,12 @@ class _Followed:
                 f % C or columns.search(t) for t, f in rest.terms) or any(
                 map(columns.search, guards)):
             return made
-        return At(whole.text, made.guard, rest.plus(-shift).times_of(C).text, rows, shift)
+        row = self.noted(rest.plus(-shift).times_of(C))
+        return At(whole.text, made.guard, row.text, rows, shift)
+
+    def noted(self, place: ElementPlace) -> ElementPlace:
+        self.by_text[place.text] = place
+        return place
 
     def of(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
         if node not in self.nodes:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
+from typing import Any
 
 from ...ir import Graph, Node, Value, value_bytes
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import is_last_axis_reduction, loop_space
+from ...simplify import Rewriter
 from ..choose_schedule import SECTOR, blocks, full_block, power
+from ..element_places import ElementPlace
 from ..kernels.scatters import WRITE_LAST
 from ..kernels.spell import is_stored, template
 from .data_movement import is_plain_loop
@@ -15,6 +20,7 @@ from .displaced_reads import JOINED
 
 MOVES = ("slice", "concatenate", "pad", "reshape", "transpose", "broadcast_to", "flip")
 PICKS = ("take", "take_along")
+MOST_JOINED = 8  # values; of more each is computed by itself, and written where it belongs
 LEAST_ROW = 64  # columns of a block
 MOST_COLUMNS = 2048  # of rows whose statistics are made in it: 16 in each lane
 
@@ -72,6 +78,8 @@ def is_followed(node: Node) -> bool:
         return False
     if node.op.name == "pad" and any(node.attrs["holes"]):
         return False
+    if node.op.name == "concatenate" and len(node.inputs) > MOST_JOINED:
+        return False
     return node.op.name in (*MOVES, *PICKS) or node.op in (JOINED, WRITE_LAST) or (
         (is_plain_loop(node) or node.op.name == "cast") and not node.op.beside
         and template(node) is not None)
@@ -115,4 +123,35 @@ def column_block(extent: int) -> int:
                       16 * SECTOR // LEAST_ROW)
 
 
-__all__ = ["MOVES", "PICKS", "column_block", "in_memory", "is_followed", "rows_and_columns"]
+def from_first_elements(rw: Rewriter, values: Sequence[Value], steps: Sequence[Any],
+                        by_text: Mapping[str, ElementPlace], C: int
+                        ) -> tuple[tuple[Value, ...], tuple[Any, ...]]:
+    """The operands and steps of a kernel of `values`, its places counted from the first element
+    that is read, or the first row of C: what is done to parts of one tensor is one kernel."""
+    ways: dict[int, list[Any]] = {}
+    for s in steps:
+        if s.kind == "read":
+            ways.setdefault(s.args[0], []).extend(s.at)
+    operands, first = [rw.env[v] for v in values], dict[int, int]()
+    for i, found in ways.items():
+        places = [by_text.get(at.flat, ElementPlace.number(0)) for at in found]
+        unit, size = C if all(at.row for at in found) else 1, prod(extents_of(values[i]))
+        begin = min(p.least for p in places) // unit * unit
+        end = -(-max(p.most + 1 for p in places) // unit) * unit
+        if size % unit or not begin and 2 * end > size:
+            continue
+        lies = rw.emit("reshape", operands[i], shape=(size,))
+        operands[i] = rw.emit("slice", lies, starts=(begin,), stops=(end,), steps=(1,))
+        first[i] = begin
+
+    def counted(at: Any, begin: int) -> Any:
+        row = by_text[at.row].plus(-(begin // C)).text if at.row else ""
+        return replace(at, flat=by_text[at.flat].plus(-begin).text, row=row) if begin else at
+
+    return tuple(operands), tuple(
+        replace(s, at=tuple(counted(at, first[s.args[0]]) for at in s.at))
+        if s.kind == "read" and s.args[0] in first else s for s in steps)
+
+
+__all__ = ["MOVES", "PICKS", "column_block", "from_first_elements", "in_memory", "is_followed",
+           "rows_and_columns"]

@@ -63,11 +63,13 @@ class _Reshaped:
             return False
         if not all(isinstance(n, int) and n for x in (v, y) for n in x.aval.shape):
             return False
-        if not self.readers.get(y) or not all(self.computes(n, y) for n in self.readers[y]) or (
-                not all(self.computes(n, v) or n is node for n in self.readers[v])):
-            return False
         chain = self.chain(v)
         if chain is None or len(chain.nodes) > MOST_OPS:
+            return False
+        few = not chain.whole  # numbers of rows and columns: a matmul's kernel need not wait
+        if not self.readers.get(y) or not all(
+                self.computes(n, y, few) for n in self.readers[y]) or not all(
+                self.computes(n, v, few) or n is node for n in self.readers[v]):
             return False
         atoms = common_axes(extents_of(v), extents_of(y))
         if atoms is None or not all(self.spreads(x, v, y, atoms) for x in chain.numbers):
@@ -77,12 +79,12 @@ class _Reshaped:
             len(self.readers[x]) > 1 for n in chain.nodes for x in n.outputs)
         return not twice or sum(map(value_bytes, chain.whole)) < 2 * value_bytes(v)
 
-    def computes(self, node: Node, v: Value) -> bool:
+    def computes(self, node: Node, v: Value, few: bool) -> bool:
         """Whether a loop over v's extents, or a reduction of it, takes it in, whose other elements
-        no matmul makes."""
+        no matmul makes unless v is made of few."""
         loop = loop_space(node) is not None and node.outputs[0].aval.shape == v.aval.shape
-        return (loop or node.op.reduction in COMBINE) and not node.op.beside and all(
-            not self.of_product(x) for x in node.inputs if x is not v)
+        return (loop or node.op.reduction in COMBINE) and not node.op.beside and (few or all(
+            not self.of_product(x) for x in node.inputs if x is not v))
 
     def of_product(self, v: Value) -> bool:
         """Whether a matmul's kernel may make it: what such a kernel takes along, it waits for."""

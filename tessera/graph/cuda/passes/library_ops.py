@@ -5,6 +5,7 @@ Transpositions of operands and of results go into the call. Of attention see att
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -28,9 +29,10 @@ from ....lazy_dataclass import dataclass
 from ....numerics import NumericType
 from ....runtime.generations import WarpgroupMatmul
 from ...flops import Shapes
-from ...ir import Graph, Node, Value, producers_of, uses
+from ...ir import Graph, Node, Value, producers_of, uses, value_bytes
 from ...op import OPS, Aval
 from ...schedule.library_call import LibraryCall, library_call
+from ...schedule.loop_axes import extents_of
 from ...schedule.op_ids import OpLine, id_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from .packed_values import BYTE, BYTES_OF, FROM_BYTES
@@ -88,6 +90,22 @@ def swaps_last(axes: tuple[int, ...]) -> bool:
     return n >= 2 and axes == (*range(n - 2), n - 1, n - 2)
 
 
+# --- rows that TMA brings ---------------------------------------------------------------------
+EIGHT = 8  # elements of 16 bits: rows of 16 bytes
+# us of a multiplication and addition by words less by TMA, of 270 and 600 TFLOP/s; of a byte that a
+# copy moves; of its launch.
+SAVED_US, BYTE_US, LAUNCH_US = 2 * (1 / 270e6 - 1 / 600e6), 1 / 4e6, 3.0
+WORTH = 1.5  # times what copies take
+
+
+def saves_time(node: Node, copied: Sequence[int]) -> bool:
+    """Whether a matmul of 16 bits saves more by rows that TMA brings than copies of so many bytes
+    each take."""
+    (*_, M, N), K = extents_of(node.outputs[0]), extents_of(node.inputs[0])[-1]
+    takes = sum(2 * n * BYTE_US + LAUNCH_US for n in copied)
+    return M * N * K * SAVED_US > WORTH * max(takes, LAUNCH_US)
+
+
 # --- calls ------------------------------------------------------------------------------------
 def reads_rows_alone(v: Value, node: Node, chip: WarpgroupMatmul | None) -> bool:
     """Whether wgmma reads both operands of a matmul, one of which is v, along the contracted axis
@@ -125,10 +143,23 @@ class _Calls:
         if reads_rows_alone(a.value, node, self.chip):
             a = self.along(a, False, where)
             b = self.along(b, True, where)
+        elif not b.transposed and self.is_brought_by_words(b.value, node):
+            b = self.along(b, True, where)
         attrs = {"layout": "".join("t" if s.transposed else "n" for s in (a, b)),
                  "copied": "".join(n for n, s in zip("ab", (a, b), strict=True) if s.copied),
                  **node.attrs}
         self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, node.outputs, where))
+
+    def is_brought_by_words(self, v: Value, node: Node) -> bool:
+        """Whether a second operand of 16 bits has rows that TMA does not bring as they lie, but
+        along the contracted axis, and a copy takes less than that costs."""
+        if self.chip is None or v.aval.dtype.name not in self.chip.operands or v.aval.ndim != 2 or (
+                not all(isinstance(n, int) for x in node.inputs for n in x.aval.shape)):
+            return False
+        K, N = extents_of(v)
+        bits = v.aval.dtype.bits
+        return bits == 16 and bool(N % EIGHT) and not K % EIGHT and saves_time(
+            node, [value_bytes(v)])
 
     def side(self, v: Value) -> _Side:
         transposed, parts = False, list[Node]()
@@ -203,4 +234,4 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
 
 
 __all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "card_beside", "merged_line",
-           "quickest_blocks", "reads_rows_alone", "swaps_last", "transpose_operands"]
+           "quickest_blocks", "reads_rows_alone", "saves_time", "swaps_last", "transpose_operands"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ....kernels.attention_scores import DropoutRule, MaskRule, ScoreRule
+from ....kernels.attention_scores import DropoutRule, MaskRule, MaskShare, ScoreRule
 from ....kernels.modified_attention import (
     modified_attention,
     modified_attention_keys,
@@ -26,10 +26,10 @@ from ....tensor import Tensor
 from ... import functions as F
 from ...operand import convert, to_compute
 from ...ops.attention_blocks import BLOCK_ROWS, Extras
-from ...ops.broadcasting import unbroadcast
 from ...ops.score_function import ScoreFunction
 from ...schedule.library_call import library_call
-from .attention_masks import mask_rule
+from ..choose_schedule import blocks
+from .attention_masks import mask_rule, summed_cotangent
 from .score_code import score_code
 
 
@@ -124,10 +124,13 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
         return made
     if not wanted:
         return *made, F.zeros(c.mask.shape, types[3])
-    dM = F.zeros((*c.rows, k.shape[-2]))
-    modified_attention_scores(*common, dM, c.scale, BM=n, BN=n, **c.constants)
-    whole = F.reshape(dM, (*q.shape[:-1], k.shape[-2]))
-    return *made, convert(unbroadcast(whole, tuple(c.mask.shape)), types[3])
+
+    def of_scores(dM: Tensor, share: MaskShare) -> None:
+        modified_attention_scores(*common, dM, c.scale, BM=n, BN=n, share=share, **c.constants)
+
+    groups = blocks(q.shape[-2], n) * blocks(k.shape[-2], n)
+    rule = c.constants["rule"].mask
+    return *made, summed_cotangent(of_scores, c.mask, q, rule, groups, types[3])
 
 
 DRAW_KEYS = library_call("draw_keys", expand=draw_keys)

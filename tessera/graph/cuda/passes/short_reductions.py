@@ -15,6 +15,7 @@ from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from .data_movement import is_joined, is_plain_loop
+from .followed_values import PICKS
 
 MOST = 4  # elements
 LEAST = 1 << 16  # elements in all, from which a pass over memory shows
@@ -25,10 +26,11 @@ def open_short_reductions(graph: Graph) -> Graph:
     readers, maker = readers_of(graph), producers_of(graph)
 
     def repeats(v: Value, size: int) -> bool:
-        """Whether a loop of more elements reads it: one over all that was reduced, say."""
+        """Whether a loop of more elements reads it: one over all that was reduced, say. What is
+        joined is a part of them."""
         return any(repeats(n.outputs[0], size) if n.op.name == "reshape" else
-                   prod(extents_of(n.outputs[0])) > size if n.outputs else False
-                   for n in readers.get(v, ()))
+                   n.outputs and n.op.name != "concatenate" and (
+                       prod(extents_of(n.outputs[0])) > size) for n in readers.get(v, ()))
 
     def is_short(node: Node) -> bool:
         if node.op.reduction not in PAIRS or len(node.attrs["axis"]) != 1:
@@ -42,8 +44,8 @@ def open_short_reductions(graph: Graph) -> Graph:
         along_rows = axis == len(shape) - 1
         lies = made is None or not is_plain_loop(made)
         return 1 < shape[axis] <= MOST and prod(shape) >= LEAST and not (
-            along_rows and lies) and not repeats(y, prod(extents_of(y))) and not is_joined(
-            y, readers, loops=True)
+            along_rows and lies) and not repeats(y, prod(extents_of(y))) and (
+            _is_picked(x, maker) or not is_joined(y, readers, loops=True))
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if not is_short(node):
@@ -57,6 +59,14 @@ def open_short_reductions(graph: Graph) -> Graph:
         return out if out.aval.shape == shape else rw.emit("reshape", out, shape=shape)
 
     return remove_dead(rebuild(graph, visit))
+
+
+def _is_picked(x: Value, maker: dict[Value, Node]) -> bool:
+    """Whether integers pick it, and what is reduced are these."""
+    made = maker.get(x)
+    while made is not None and made.op.name == "reshape":
+        made = maker.get(made.inputs[0])
+    return made is not None and made.op.name in PICKS
 
 
 def _part(rw: Rewriter, v: Value, axis: int, r: int, known: dict[Value, Value]) -> Value:

@@ -21,6 +21,7 @@ from ...schedule.loop_ops import loop_space
 from ...schedule.region_copies import MOVES
 from ...simplify import Rewriter, rebuild, remove_dead
 from .data_movement import is_plain_loop
+from .followed_values import PICKS
 
 PARTS = 4  # more loops than these are not worth what they save
 WORD = 128  # bits of an access
@@ -178,6 +179,34 @@ def _joined_axes(rw: Rewriter, inputs: Sequence[Value], shape: tuple) -> set[int
     return axes
 
 
+def reductions_of_parts(graph: Graph) -> Graph:
+    """Reductions of joined values are those of the parts, joined, where they take along what makes
+    each: sum(stack([t[i], t[j]], 1), 2) is stack([sum(t[i], 1), sum(t[j], 1)], 1)."""
+    count = uses(graph)
+
+    def is_taken(rw: Rewriter, v: Value) -> bool:
+        """Whether a loop makes a value, or integers pick it, for one reader."""
+        node = rw.producer.get(v)
+        while node is not None and node.op.name == "reshape" and count.get(v, 1) == 1:
+            (v,) = node.inputs
+            node = rw.producer.get(v)
+        return node is not None and count.get(v, 1) == 1 and (
+            node.op.name in PICKS or is_plain_loop(node))
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        join = rw.made_by(inputs[0], "concatenate") if node.op.reduction else None
+        if join is None or count[inputs[0]] > 1 or not _is_concrete(node):
+            return None
+        axis, over = join.attrs["axis"], node.attrs["axis"]
+        if axis in over or len(inputs) > 1 or not all(is_taken(rw, v) for v in join.inputs):
+            return None
+        parts = [rw.emit(node.op.name, v, **node.attrs) for v in join.inputs]
+        gone = 0 if node.attrs["keepdims"] else sum(a < axis for a in over)
+        return rw.emit("concatenate", *parts, axis=axis - gone)
+
+    return remove_dead(rebuild(graph, visit))
+
+
 def slices_of_loops(graph: Graph) -> Graph:
     """Of a value of which nothing but separate parts is read, the parts are made."""
     readers, results = readers_of(graph), set(graph.outputs)
@@ -219,4 +248,4 @@ def _are_words(spans: Sequence[Span], shape: tuple[int, ...], axis: int, bits: i
     return all((end - begin) * inner % WORD == 0 for begin, end in spans)
 
 
-__all__ = ["loops_of_parts", "slices_of_loops"]
+__all__ = ["loops_of_parts", "reductions_of_parts", "slices_of_loops"]

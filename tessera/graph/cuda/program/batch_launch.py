@@ -191,7 +191,8 @@ class BatchLaunch:
     def _new_table(self, image: Image, nbytes: int) -> BatchTable:
         table = PooledBuffer(nbytes, device(self.index))
         known = {"calls": self._places.pointer, "table": table.pointer,
-                 "call_count": len(self.launches)}
+                 "call_count": len(self.launches), "claim": self._flags.claim,
+                 "report": self._flags.report, "kernel": image.key}
         fixed = {i: known[slot.kind] for i, slot in enumerate(image.slots)}
         start = image.code.prepare((int(self._blocks.sum()),), fixed, (), device=self.index)
         return BatchTable(table, start)
