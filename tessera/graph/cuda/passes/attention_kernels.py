@@ -25,6 +25,7 @@ from ....kernels.attention_backward import (
 )
 from ....kernels.attention_in_turn import QUERIES, attention_in_turn, in_turn
 from ....kernels.attention_scores import LOG2E, ScoreRule
+from ....kernels.cards import multiprocessors_of
 from ....kernels.decode_attention import (
     KERNELS,
     PAGED,
@@ -36,7 +37,6 @@ from ....kernels.decode_attention import (
     streams,
     takes_keys,
 )
-from ....kernels.matmul_plan import card_for
 from ....numerics import DType, NumericType, as_type
 from ....runtime.generations import GENERATIONS, Generation
 from ....tensor import Tensor
@@ -157,7 +157,7 @@ def _in_turn(dtype: DType, width: int, chip: Generation, S: int, T: int, heads: 
     it would have a form that is slow."""
     if config.numerics != "off" or config.debug or any(t.dtype is not dtype for t in types):
         return None
-    return in_turn(dtype, S, T, width, heads, chip, card_for(chip.warpgroup_matmul).multiprocessors)
+    return in_turn(dtype, S, T, width, heads, chip, multiprocessors_of(chip))
 
 
 def _add_in_turn(operands: Sequence[Tensor], results: Sequence[Tensor], scale: float, *,
@@ -202,7 +202,8 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     most = min(T, window + S) if window else T
     plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype, queries=S,
                        streamed=score is None and streams(GENERATIONS[chip], D, E),
-                       groups=GENERATIONS[chip].most_cluster_groups)
+                       groups=GENERATIONS[chip].most_cluster_groups,
+                       multiprocessors=multiprocessors_of(GENERATIONS[chip]))
     count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
     spans: dict[str, Any] = {}
     for x in (x for x in rest if x.ndim):
@@ -257,7 +258,8 @@ def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count:
     most = min(L * T, window + S) if window else L * T
     plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T, queries=S,
                        streamed=streams(GENERATIONS[chip], D, E),
-                       groups=GENERATIONS[chip].most_cluster_groups)
+                       groups=GENERATIONS[chip].most_cluster_groups,
+                       multiprocessors=multiprocessors_of(GENERATIONS[chip]))
     parts, lse = _split_results(plan, (C, R, E), types[0])
     kernel = planned(next(x for x in PAGED if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
