@@ -69,7 +69,8 @@ def attended(q: Any, keys: tuple[int, ...], held: tuple[Any, ...], *, page: int 
     (B, H, S, _), (_, C, T, _), chip = q.shape, keys, device(0).target.generation
     R, out = H // C * S, torch.empty_like(q)
     plan = decode_plan(B * C, R, T, D, page=page, codes=codes, queries=S, streamed=streams(chip, D),
-                       groups=chip.most_cluster_groups)
+                       groups=chip.most_cluster_groups,
+                       multiprocessors=device(0).multiprocessors)
     parts, lse = out.reshape(1, B * C, R, D), None
     if plan.clustered:
         parts = out.reshape(B * C, R, D)

@@ -193,7 +193,7 @@ def program_of(m: Model) -> Any:
     """The step lowered for an H100 or H200; compiles its kernels."""
     from tessera.graph.cuda.program.compile_ahead import wanted_ahead
     from tessera.graph.cuda.program.run import CudaProgram
-    from tessera.kernels.matmul_plan import known_cards, planning_for
+    from tessera.kernels.cards import known_cards, planning_for
     from tessera.runtime.target import parse_target
     from tessera.tile.launch.compile_images import compile_images
     from tessera.tile.launch.machine_code import compiling_for

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
 
     from .errors import SourceLine
     from .graph.cpu.compiled import CompiledGraph
+    from .graph.inspected_function import InspectedFunction
     from .graph.ir import Graph, Node, Value
     from .graph.jit import JitFunction
     from .graph.op import GraphOp
@@ -333,7 +334,7 @@ class RegionObserver(Protocol):
 class Gradient(Protocol):
     """The gradient of a compiled function at the signature of one of its traces."""
 
-    def __call__(self, fn: JitFunction, traced: TracedSignature, /) -> TracedSignature: ...
+    def __call__(self, fn: InspectedFunction, traced: TracedSignature, /) -> TracedSignature: ...
 
 
 class CompiledObserver(Protocol):

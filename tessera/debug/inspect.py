@@ -8,7 +8,7 @@ from typing import Any
 from .. import hooks
 from ..ad import grad
 from ..errors import ArgumentError
-from ..graph import jit
+from ..graph.inspected_function import InspectedFunction
 from ..graph.signature import callable_name
 from ..graph.traced_signature import TracedSignature
 from ..tensor import TensorType
@@ -39,7 +39,7 @@ def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
     return fn.inspect_ir(level, **options)
 
 
-def _gradient(fn: jit.JitFunction, traced: TracedSignature) -> TracedSignature:
+def _gradient(fn: InspectedFunction, traced: TracedSignature) -> TracedSignature:
     """The gradient of fn at the signature of `traced`: of its params, else its first argument."""
     names = [n for n, x in traced.types.items() if isinstance(x, TensorType)]
     params = [n for n in names if n in traced.params]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..dims import Dim, bind_shape
-from ..errors import PolicyError
+from ..errors import DTypeError, PolicyError
 from ..numerics import NumericType, Policy
 from ..numerics.policy import without_host
 from ..tensor import Tensor, TensorType, need_device
@@ -19,6 +19,38 @@ from .value_type import ValueType
 
 STORED = ("scaled", "per_channel", "custom")  # fields of a policy that say what the codes mean
 FREE = ("accum", "rounding", "saturate", "loss_scale", "device", "packed_for")
+
+
+def fit_arguments(bound: dict[str, Any], annotations: dict[str, TensorType | ValueType],
+                  function: str, cast: bool) -> dict[str, int | Dim]:
+    """Arguments by name, in place, as their annotations say, and the extents that these name."""
+    sizes: dict[str, int | Dim] = {}
+    for name, kind in annotations.items():
+        if name == "return" or name not in bound:
+            continue
+        value, what = bound[name], f"{function}: argument {name}"
+        if isinstance(kind, ValueType):
+            kind.check(value, sizes, what)
+            continue
+        if value is None and kind.optional:
+            continue
+        if not isinstance(value, Tensor):
+            raise DTypeError(f"{what} is {type(value).__name__}, its annotation says {kind}")
+        bound[name] = fit_argument(value, kind, sizes, what, cast)
+    return sizes
+
+
+def fit_returned(out: Any, kind: TensorType | ValueType | None, sizes: dict[str, int | Dim],
+                 function: str) -> Any:
+    """What a function returns as its annotation says; None: it has none."""
+    if kind is None or not isinstance(kind, ValueType) and out is None and kind.optional:
+        return out
+    if isinstance(kind, ValueType):
+        kind.check(out, sizes, f"{function}: the result")
+        return out
+    if not isinstance(out, Tensor):
+        raise DTypeError(f"{function} returns {type(out).__name__}, its annotation says {kind}")
+    return fit_result(out, kind, sizes, f"{function}: the result")
 
 
 def fit_argument(value: Tensor, kind: TensorType, sizes: dict[str, int | Dim], what: str,

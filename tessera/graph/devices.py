@@ -54,6 +54,23 @@ def find_place(device: Any) -> int:
                  "doctor says what is missing") from err
 
 
+def need_target(target: str) -> str:
+    """`target` when graphs can run on it. Raises UnsupportedTargetError naming those that exist."""
+    if target == "cpu":
+        return target
+    family, colon, number = target.partition(":")
+    if family != "cuda" or (colon and not number.isdecimal()):
+        raise UnsupportedTargetError(
+            f"target {target!r} is not supported; targets that can run here: "
+            f"cpu{', cuda' * has_gpu()}",
+            hint="tessera runs on the CPU and on NVIDIA GPUs: target='cpu' or target='cuda'")
+    if not has_gpu():
+        raise UnsupportedTargetError(f"target {target!r} cannot run here; targets that can: cpu",
+                                     hint="python -m tessera doctor says what it needs")
+    gpu_number(target)
+    return target
+
+
 def to(x: Any, device: Any) -> Any:
     """A tensor, or a tree of tensors, on another device: "cpu", "cuda", "cuda:1", or "gpu", which
     is the host where there is no GPU.
@@ -225,4 +242,5 @@ def _mixed_devices_error(what: str, places: dict[str, int]) -> ArgumentError:
              "all of a tree")
 
 
-__all__ = ["cpu", "cuda", "find_place", "place_new", "place_typed", "target_of", "to"]
+__all__ = ["cpu", "cuda", "find_place", "need_target", "place_new", "place_typed", "target_of",
+           "to"]

@@ -6,29 +6,26 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .. import config, hooks
 from ..call_errors import call_error
-from ..dims import Dim
-from ..errors import ArgumentError, DTypeError, EffectError, UnsupportedTargetError, did_you_mean
+from ..errors import ArgumentError, EffectError, did_you_mean
 from ..foreign import OPTIONS
 from ..open_trace import trace_state, values_read
 from ..runtime.arrays import HOST
-from ..runtime.device import has_gpu
-from ..tensor import Tensor, TensorType
-from ..tile.launch.placement import gpu_number
+from ..tensor import Tensor
 from ..tile.launch.resident import adopted
 from . import tree
-from .annotate import fit_argument, fit_result, placements, tensor_annotations
+from .annotate import fit_arguments, fit_returned, placements, tensor_annotations
 from .call_forms import CallForm, CallForms, given_leaves
 from .decorator import Decorator
-from .devices import place_arguments, place_of_call, target_of
+from .devices import need_target, place_arguments, place_of_call, target_of
 from .donation import check_donated, forget_origins, use_up
 from .escapes import Arguments
-from .inspect_levels import launch_plan, level_text, need_level
+from .inspected_function import InspectedFunction
 from .ir import Graph, node_effects
 from .kept_traces import Signatures
 from .operand import describe
@@ -53,16 +50,12 @@ from .signature import (
 )
 from .trace import Tracer, aval_of, current_builder, evaluate, trace
 from .traced_signature import TracedSignature
-from .value_type import ValueType
 from .weak_numbers import standing_for
-
-if TYPE_CHECKING:
-    from .cuda.launch_plan import LaunchPlan
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-class JitFunction:
+class JitFunction(InspectedFunction):
     """A Python function that runs as a graph. Make one with `@ts.jit`.
 
     f.graph(*args), f.inspect_ir("graph"), f.infer(*types), f.effects, f.specializations, f.fn
@@ -317,12 +310,12 @@ class JitFunction:
                 values.append(t)
             bound = tree.unflatten(treedef, values)
             box["arguments"] = dict(bound)
-            sizes = self._check_arguments(bound)
+            sizes = fit_arguments(bound, self.annotations, self.name, self.cast)
             regions = open_regions(self.regions, bound, sizes, self.name, self.cast)
             given = Arguments(bound)
             out = self._call(bound, key[5])
             given.tell_of_changes(out, self.name)
-            out = self._check_result(out, sizes)
+            out = fit_returned(out, self.annotations.get("return"), sizes, self.name)
             flat, box["tree"] = tree.flatten(out)
             tensors, box["rebuild"] = split_result(flat)
             box["updates"], held = close_regions(regions, tensors)
@@ -381,38 +374,6 @@ class JitFunction:
             self._regions = region_annotations(self.fn)
         return self._regions
 
-    def _check_arguments(self, bound: dict[str, Any]) -> dict[str, int | Dim]:
-        sizes: dict[str, int | Dim] = {}
-        for name, kind in self.annotations.items():
-            if name == "return" or name not in bound:
-                continue
-            value = bound[name]
-            if isinstance(kind, ValueType):
-                kind.check(value, sizes, f"{self.name}: argument {name}")
-                continue
-            if value is None and kind.optional:
-                continue
-            if not isinstance(value, Tensor):
-                raise DTypeError(f"{self.name}: argument {name} is {type(value).__name__}, "
-                                 f"its annotation says {kind}")
-            bound[name] = fit_argument(value, kind, sizes, f"{self.name}: argument {name}",
-                                       self.cast)
-        return sizes
-
-    def _check_result(self, out: Any, sizes: dict[str, int | Dim]) -> Any:
-        kind = self.annotations.get("return")
-        if kind is None:
-            return out
-        if isinstance(kind, ValueType):
-            kind.check(out, sizes, f"{self.name}: the result")
-            return out
-        if out is None and kind.optional:
-            return out
-        if not isinstance(out, Tensor):
-            raise DTypeError(f"{self.name} returns {type(out).__name__}, "
-                             f"its annotation says {kind}")
-        return fit_result(out, kind, sizes, f"{self.name}: the result")
-
     # --- looking inside -----------------------------------------------------------------------
     def traced(self, *args: Any, **kwargs: Any) -> TracedSignature:
         """The traced signature of these arguments (tensors, arrays or tensor types)."""
@@ -421,97 +382,6 @@ class JitFunction:
         ))
         self._last = self._cached(key) or self._new(leaves, statics, key)
         return self._last
-
-    def graph(self, *args: Any, **kwargs: Any) -> Graph:
-        """The Graph IR for these arguments; of the last call when there are none."""
-        if args or kwargs:
-            return self.traced(*args, **kwargs).graph
-        return self._last_traced().graph
-
-    def _last_traced(self) -> TracedSignature:
-        if self._last is None:
-            raise ArgumentError(f"{self.name} has not been called yet",
-                                hint=f"{self.name}.graph(x, ...) traces it for these arguments")
-        return self._last
-
-    def inspect_ir(self, level: str = "graph", *args: Any, backward: bool = False,
-                   target: str | None = None, **kwargs: Any) -> str:
-        """The text of one level for these arguments; of the last call when there are none.
-
-        backward=True: that of the function's gradient. target="sm_90a": as it is lowered for that
-        GPU, which need not be here; the schedule then says of each launch in which form it runs,
-        why, and what it computes and moves. Raises ArgumentError for an unknown level, and
-        UnsupportedTargetError below the schedule where an op has no kernel for GPUs.
-        """
-        need_level(level)
-        return level_text(level, self._inspected(args, kwargs, backward), target)
-
-    def schedule(self, *args: Any, backward: bool = False, target: str | None = None,
-                 **kwargs: Any) -> LaunchPlan:
-        """Every launch of the function on a GPU: its form (wgmma, mma, threads, copy, a library)
-        and why, bytes, operations, line. Of the last call when there are no arguments.
-
-        target: as in inspect_ir, by default this machine's GPU, else sm_90a. Raises
-        UnsupportedTargetError where an op has no kernel.
-        """
-        return launch_plan(self._inspected(args, kwargs, backward).graph, target)
-
-    def _inspected(self, args: tuple, kwargs: dict[str, Any], backward: bool) -> TracedSignature:
-        traced = self.traced(*args, **kwargs) if args or kwargs else self._last_traced()
-        return hooks.gradient.get()(self, traced) if backward else traced
-
-    def infer(self, *args: Any, **kwargs: Any) -> Any:
-        """Result types without running: `f.infer(Tensor["B", 8, f32])`; symbols flow through."""
-        traced = self.traced(*args, **kwargs)
-        values = iter(traced.graph.outputs)
-        leaves: list[Any] = []
-        for how in traced.rebuild:
-            if isinstance(how, Static):
-                leaves.append(how.value)
-                continue
-            aval = next(values).aval
-            leaves.append(TensorType(aval.shape, aval.type))
-            if how == "scaled":
-                next(values)
-        return tree.unflatten(traced.out_tree, leaves)
-
-    @property
-    def effects(self) -> frozenset[str]:
-        """The effects of the last traced graph: random, io, state, movement, collective. Writing
-        into a region is state."""
-        traced = self._last_traced()
-        return traced.graph.effects | ({"state"} if traced.updates else frozenset())
-
-    @property
-    def plan(self) -> Any:
-        """The collectives of the last call on distributed tensors, in order: op, axes, bytes, why,
-        line. Empty when there are none."""
-        traced = self._last_traced()
-        return () if traced.layouts is None else traced.program.plan
-
-    @property
-    def capture(self) -> str:
-        """Whether calls are launched as a CUDA graph, and if not, why."""
-        if self.capture_graph is False:
-            return "off"
-        target = self._last.target if self._last is not None else self.target
-        spread = self._last is not None and self._last.layouts is not None
-        if target == "cpu" and not spread:
-            return "off: the target cpu launches nothing that could be captured"
-        if self._last is None:
-            return "on: from the second call of a signature"
-        executable = self._last.program.on_gpu if spread else self._last.executable
-        if executable is None:
-            return "off: its tensors are distributed over hosts"
-        if self.capture_graph is None and executable.no_graph:
-            return f"off: {executable.no_graph}"
-        what = executable.captured
-        return f"on: {what} in one launch" if what else "on: from the second call of a signature"
-
-    @property
-    def specializations(self) -> int:
-        """How many signatures have been traced and are kept: 256 at most, those used last."""
-        return len(self._cache.kept)
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapped function carries: `.grad` of jit(autodiff(f))."""
@@ -537,23 +407,6 @@ def _named(names: Sequence[str], leaves: Sequence[Tensor]) -> list[tuple[str, Te
         behind = bool(found) and found[-1][1].scale is x
         found.append((found[-1][0] + ".scale" if behind else next(it), x))
     return found
-
-
-def need_target(target: str) -> str:
-    """`target` when graphs can run on it. Raises UnsupportedTargetError naming those that exist."""
-    if target == "cpu":
-        return target
-    family, colon, number = target.partition(":")
-    if family != "cuda" or (colon and not number.isdecimal()):
-        raise UnsupportedTargetError(
-            f"target {target!r} is not supported; targets that can run here: "
-            f"cpu{', cuda' * has_gpu()}",
-            hint="tessera runs on the CPU and on NVIDIA GPUs: target='cpu' or target='cuda'")
-    if not has_gpu():
-        raise UnsupportedTargetError(f"target {target!r} cannot run here; targets that can: cpu",
-                                     hint="python -m tessera doctor says what it needs")
-    gpu_number(target)
-    return target
 
 
 def check_effects(graph: Graph, allowed: frozenset[str] | None) -> None:

@@ -21,6 +21,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
+from ..tile.tuning.gpus import DEFAULT
 from . import softmax
 from .attention_plan import AttentionBlock, attention_text, tuned_attention
 from .attention_scores import (
@@ -45,10 +46,10 @@ from .attention_scores import (
     span_rows,
     with_mask,
 )
+from .cards import card_of
 from .decode_attention import KERNELS as DECODE
 from .decode_attention import LN2, decode_plan, few_queries, streams
 from .gemm import SPECIALISED
-from .matmul_plan import card_of
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
 
@@ -304,7 +305,8 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
             reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
             BN=run.size("n", n), causal=bool(causal), **rule, **given,
-            knobs=tile_knobs(S, heads, max(D, E), m, bool(causal), **rule))
+            knobs=tile_knobs(S, heads, max(D, E), m, bool(causal), **rule,
+                             multiprocessors=card_of(q).multiprocessors))
     return out if logs is None else (out, logs)
 
 
@@ -315,7 +317,8 @@ def _decode(run: Any, q: Any, k: Any, v: Any, results: tuple[Any, Any], factor: 
     (C, R), (S, D), (T, E), (out, logs) = extents, tuple(q.shape)[-2:], tuple(v.shape)[-2:], results
     chip = generation_of(q)
     plan = decode_plan(C, R, min(T, rule["window"] + S) if rule["window"] else T, max(D, E),
-                       streamed=streams(chip, D, E), groups=chip.most_cluster_groups if chip else 1)
+                       streamed=streams(chip, D, E), groups=chip.most_cluster_groups if chip else 1,
+                       multiprocessors=card_of(q).multiprocessors)
     P, parts, lse = plan.parts, reshaped(out, (1, C, R, E)), None
     if plan.clustered:
         parts, lse = reshaped(out, (C, R, E)), None if logs is None else reshaped(logs, (C, R))
@@ -365,8 +368,8 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
 
 
 def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: int = 0,
-               cap: float = 0.0, score: bool = False, spans: bool = False, mask: str = ""
-               ) -> dict[str, Any]:
+               cap: float = 0.0, score: bool = False, spans: bool = False, mask: str = "",
+               multiprocessors: int = DEFAULT.multiprocessors) -> dict[str, Any]:
     """Knobs of the schedule besides those that the compiler chooses: TILES, "static" where blocks
     are dealt out beforehand although some take longer. To ask for the next one costs more than some
     wait at the end where they are short, and as many for each multiprocessor. CLUSTER: pairs of
@@ -394,19 +397,19 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
         if width <= 64:
             return {"stages": 3} | ({"PIN": 0} if rows == 192 and not causal else {})
         return {} if causal else {"TILES": "static"}
-    if S > SHORT or largest_share(-(-S // rows), heads) > 1.05:
+    if S > SHORT or largest_share(-(-S // rows), heads, multiprocessors) > 1.05:
         return {}
     return {"TILES": "static"} | ({"PIN": 0} if width > 192 else {})
 
 
 @lru_cache(maxsize=256)
-def largest_share(blocks: int, heads: int) -> float:
-    """What the busiest multiprocessor of 132 has to do, of what it had on average, if the causal
+def largest_share(blocks: int, heads: int, multiprocessors: int) -> float:
+    """What the busiest multiprocessor has to do, of what it had on average, if the causal
     blocks of each head are dealt out in the order of persist.py: four heads side by side, the
     longest first."""
     strips = [np.repeat(np.arange(blocks, 0, -1), min(4, heads - h)) for h in range(0, heads, 4)]
     work = np.concatenate(strips) + 1.0
-    whole = np.pad(work, (0, -len(work) % 132)).reshape(-1, 132).sum(0)
+    whole = np.pad(work, (0, -len(work) % multiprocessors)).reshape(-1, multiprocessors).sum(0)
     return float(whole.max() / whole.mean())
 
 

@@ -22,6 +22,7 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from ..tile.kernel.kernel import Kernel
+from ..tile.tuning.gpus import DEFAULT
 from .attention_scores import HIGHEST, LOG2E, both_kinds, score_value
 
 MOST_QUERIES = 16  # of a head
@@ -30,11 +31,11 @@ WIDEST_OF_CODES = 192  # of a head, of keys of 8 bits
 LEAST_STEP = 16  # keys of an iteration
 LN2 = math.log(2.0)
 SLACK = 8.0  # powers of two by which the running maximum may lag
-# Blocks that are wanted: two of a warp on each of 132 multiprocessors. One query of 32 heads over
-# 8192 keys of 8 takes 16.0 us with 33 parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100,
-# 2026-11-25). First keys that are asked for while the kernel in front ends, which weighs the parts
-# of the call before, make it 11.6 for 12.0, those of two iterations 12.2 (H200, 2026-11-27).
-BLOCKS = 264
+# Blocks of a warp that are wanted. One query of 32 heads over 8192 keys of 8 takes 16.0 us with 33
+# parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100, 2026-11-25). First keys that are
+# asked for while the kernel in front ends, which weighs the parts of the call before, make it 11.6
+# for 12.0, those of two iterations 12.2 (H200, 2026-11-27).
+BLOCKS_PER_MULTIPROCESSOR = 2
 # Codes of 8 bits do not come ahead, so that more warps have to wait side by side: 16 queries of 32
 # heads over 8192 keys of 8 take 248 us with as many parts, 166 and 153 with two and four times as
 # many, with bf16 126 (H200, 2026-11-26). Of four times as many, eight fit a multiprocessor, and one
@@ -53,8 +54,7 @@ CLOSE = 16  # such blocks of a multiprocessor: of codes of heads of 128, one que
 #   they took 121.3
 # and of 1024 keys of more heads than multiprocessors: 24 sequences 28.2 and 30.5, 32 36.6 and 35.0,
 # 48 54.9 and 50.2, 64 65.1 and 65.7, 128 124.6 and 126.1, of 2048 242.1 and 245.0.
-STREAMS = 132
-EVEN = range(224, 449)  # blocks that two of each multiprocessor do in about as long as they may
+EVEN = 1.69, 3.4  # blocks of a multiprocessor that two at a time do in about as long as they may
 STREAM_WIDTH = 128  # of a head, at most
 RING_BYTES = 96 << 10  # of keys and values that come ahead, in
 MOST_SLOTS = 16
@@ -142,21 +142,22 @@ def streams(chip: Generation | None, *widths: int) -> bool:
 
 
 def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = False, page: int = 0,
-                queries: int = 1, streamed: bool = False, groups: int = 1) -> DecodePlan:
+                queries: int = 1, streamed: bool = False, groups: int = 1,
+                multiprocessors: int = DEFAULT.multiprocessors) -> DecodePlan:
     """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
     those of a window where there is one.  codes: keys of 8 bits.  page: keys of one, or 0.
     queries: of a head.  streamed: whether warpgroups that specialise take such heads.  groups: of
-    a cluster, at most.
+    a cluster, at most.  multiprocessors: of the card.
 
     Single warps read codes, and pages of which 64 is no divisor: of pages of 16 an iteration has as
     many, and 16 sequences of 8192 keys take 248 us for 132 (H200, 2026-11-26). Of both they read a
     key once for 16 rows. Of pages of 16 a warp has half as many bytes under way, so that twice as
     many read at once: 288 blocks took 155.8 us for what 384 read in 132.4 (as above)."""
-    if plan := _clustered_plan(heads, rows, T, width, groups, page, codes):
+    if plan := _clustered_plan(heads, rows, T, width, groups, page, codes, multiprocessors):
         return plan
     if streamed and not codes and page % 64 == 0:
-        plan = _streamed_plan(heads, rows, T, width, page)
-        if rows > 16 or T // plan.parts >= _least_stream(heads, plan.parts):
+        plan = _streamed_plan(heads, rows, T, width, page, multiprocessors)
+        if rows > 16 or T // plan.parts >= _least_stream(heads, plan.parts, multiprocessors):
             return plan
     if page or codes:
         heads, rows = heads * -(-rows // 16), min(rows, 16)
@@ -166,18 +167,19 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     if close or codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
         BN = LEAST_STEP
     blocks = heads * -(-rows // BM)
-    many = BLOCKS * (2 if page and BN < 32 and width <= 128 else 1)
-    wanted = BLOCKS // 2 * (close or 8) // blocks if codes else -(-many // blocks)
+    usual = BLOCKS_PER_MULTIPROCESSOR * multiprocessors
+    many = usual * (2 if page and BN < 32 and width <= 128 else 1)
+    wanted = multiprocessors * (close or 8) // blocks if codes else -(-many // blocks)
     parts = _parts_of(T, BN, wanted)
     ahead = int(parts > 1 and name == "decode_rows" and not page and not codes)
     return DecodePlan("decode_pages" if page else name, BM, BN, parts, close, ahead=ahead)
 
 
-def _clustered_plan(heads: int, rows: int, T: int, width: int, groups: int, page: int, codes: bool
-                    ) -> DecodePlan | None:
+def _clustered_plan(heads: int, rows: int, T: int, width: int, groups: int, page: int, codes: bool,
+                    multiprocessors: int) -> DecodePlan | None:
     """Where all parts run at once and each is short, so that what takes the time is what follows
     each other: a launch, the first keys, the weights of parts."""
-    most = 1 << (min(groups, STREAMS // heads).bit_length() - 1) if heads <= STREAMS else 1
+    most = 1 << (min(groups, multiprocessors // heads or 1).bit_length() - 1)
     if most < 2 or rows > 16 or page % 64:
         return None
     name = "decode_cluster_pages" if page else "decode_cluster"
@@ -198,21 +200,22 @@ def _clustered_plan(heads: int, rows: int, T: int, width: int, groups: int, page
     return DecodePlan(name, 16, BN, parts, ahead=0 if page else min(iterations, AHEAD))
 
 
-def _streamed_plan(heads: int, rows: int, T: int, width: int, page: int) -> DecodePlan:
+def _streamed_plan(heads: int, rows: int, T: int, width: int, page: int, multiprocessors: int
+                   ) -> DecodePlan:
     """In 128 keys of narrow heads 16 sequences of 8192 take 63.8 us, in 64 66.0, by single warps
     67.0; eight queries of each head 123.8 in place of 138.3 (H200, 2026-11-26, as above)."""
     BM, BN = 64, 128 if width <= 64 and page % 128 == 0 else 64
     slots = min(MOST_SLOTS, RING_BYTES // (2 * 2 * BN * -(-width // 64) * 64))
-    parts = _parts_of(T, BN, STREAMS // (heads * -(-rows // BM)))
+    parts = _parts_of(T, BN, multiprocessors // (heads * -(-rows // BM)))
     return DecodePlan("decode_many_pages" if page else "decode_many_rows", BM, BN, parts,
                       slots=slots)
 
 
-def _least_stream(heads: int, parts: int) -> int:
+def _least_stream(heads: int, parts: int, multiprocessors: int) -> int:
     """Keys of a part from which on warpgroups read those of few rows sooner than single warps."""
-    if heads * parts <= STREAMS:
+    if heads * parts <= multiprocessors:
         return 1024 if parts == 1 else 2048
-    return 1024 if heads in EVEN else 4096
+    return 1024 if EVEN[0] <= heads / multiprocessors <= EVEN[1] else 4096
 
 
 def _parts_of(T: int, BN: int, wanted: int) -> int:

@@ -14,8 +14,8 @@ from ..tensor import Tensor, tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .matmul_blocks import Card
-from .matmul_plan import LINE_BYTES, card_of, plan_product
+from .cards import Card, card_of
+from .matmul_plan import LINE_BYTES, plan_product
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import RoutineArray, empty_like, reshaped, routine, type_of, viewed
 

@@ -13,9 +13,10 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
+from .cards import card_of
 from .gemm import aligned_rows, sum_of_parts
 from .matmul_blocks import MatmulExtents, choose_blocks
-from .matmul_plan import card_of, explained
+from .matmul_plan import explained
 from .record import CompiledCall, Draw, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
 

@@ -19,7 +19,7 @@ from math import prod
 
 from ..numerics import DType, NumericType
 from ..tile.ir.schedule import shares_rows
-from .tuned_tables import TunedTables
+from .cards import PLAIN_CARD, Card
 
 MOST_PARTS = 16
 PARTS_OF_EACH = 2  # numbers of them, where blocks are ranked
@@ -96,27 +96,6 @@ CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
 
 
 @dataclass(frozen=True)
-class Card:
-    """What products ask of a GPU.
-
-    formats: of operands that its warpgroups multiply; along_k: those of them that may lie along K
-    alone; by_columns: those of which a first operand may lie otherwise.  copies: whether operands
-    lie in its memory, so that they may be copied where TMA cannot read their rows, or wgmma their
-    order.  tuned: what was measured on such a card.  clusters: pairs of a cluster's groups and how
-    many run at one time, where that is known.
-    """
-
-    multiprocessors: int = 132
-    memory_gbps: float = 4800
-    formats: frozenset[str] = frozenset()
-    along_k: frozenset[str] = frozenset()
-    by_columns: frozenset[str] = frozenset()
-    copies: bool = False
-    tuned: TunedTables | None = None
-    clusters: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
 class MatmulBlocks:
     """rows, columns: of a block.  parts: of K, of `depth` elements each but for the last; 1 and 0
     where it is summed whole.  us: the estimate.  swapped: the operands are, transposed: the columns
@@ -176,13 +155,13 @@ def short_sums(numeric: NumericType | DType) -> bool:
 
 @functools.lru_cache(maxsize=4096)  # layers of a model ask for the same
 def choose_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], split: bool = False,
-                  card: Card = Card()) -> MatmulBlocks:
+                  card: Card = PLAIN_CARD) -> MatmulBlocks:
     """The quickest of some blocks by the estimate, the first where others are hardly quicker."""
     return rank_blocks(extents, blocks, split, card)[0]
 
 
 def rank_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], split: bool = False,
-                card: Card = Card()) -> list[MatmulBlocks]:
+                card: Card = PLAIN_CARD) -> list[MatmulBlocks]:
     """All choices, from the quickest by the estimate on.
 
     blocks: of BLOCK_US and PAIRS_US.  split: whether K may be summed in parts.
@@ -215,7 +194,7 @@ def _in_pairs(x: MatmulExtents, block: tuple[int, int], card: Card) -> bool:
 
 
 def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
-                      card: Card = Card(), split: bool = True) -> MatmulBlocks:
+                      card: Card = PLAIN_CARD, split: bool = True) -> MatmulBlocks:
     """The same, of blocks of the result or of its transpose.
 
     layout: of the operands, as of kernels.gemm.product.
@@ -282,7 +261,7 @@ def _fitted(x: MatmulExtents, layout: str, card: Card) -> list[MatmulBlocks]:
 
 
 def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
-                    card: Card = Card(), split: bool = True) -> list[MatmulBlocks]:
+                    card: Card = PLAIN_CARD, split: bool = True) -> list[MatmulBlocks]:
     """All of them, the choice first and then from the quickest by the estimate on, with the two
     best numbers of parts of each block. Of the transposed result narrow blocks for few rows, those
     whose columns cannot be read otherwise, and all where rows of results begin anywhere: a store of
@@ -315,7 +294,7 @@ def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int
         b[1] * bits <= 1024 or b[1] * bits % 512 == 0))
 
 
-def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Card = Card(),
+def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Card = PLAIN_CARD,
              cluster: int = 1) -> MatmulBlocks:
     """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts. A
     step is the matmuls', or the copies' where these take longer."""
@@ -391,7 +370,7 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
 
 
 __all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FITTED_US", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
-           "PAIRS_US", "SMALL_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks",
-           "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
-           "choose_thread_block", "default_block", "estimate", "lines_of",
-           "or_narrow", "or_transposed", "rank_blocks", "rank_either_way", "short_sums"]
+           "PAIRS_US", "SMALL_US", "TRANSPOSED_US", "USUAL", "MatmulBlocks", "MatmulExtents",
+           "ThreadBlock", "choose_blocks", "choose_either_way", "choose_thread_block",
+           "default_block", "estimate", "lines_of", "or_narrow", "or_transposed", "rank_blocks",
+           "rank_either_way", "short_sums"]

@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from ..errors import ArgumentError
-from ..launched import launched_size
 from ..lazy_dataclass import dataclass
 from ..numerics import DType, f32
-from ..runtime.arrays import HOST, place_of
-from ..runtime.clusters import clusters_at_once
-from ..runtime.device import device, device_count, has_gpu
-from ..runtime.generations import WarpgroupMatmul
-from ..runtime.target import Target
 from ..tile.ir.schedule import shares_rows
-from ..tile.tuning.gpus import DEFAULT, GPUS, Gpu, gpu, gpu_of
 from .matmul_blocks import (
     BLOCK_US,
     CLUSTER,
@@ -32,7 +22,6 @@ from .matmul_blocks import (
     FP8_COLUMNS,
     PAIRS_US,
     STEP_BYTES,
-    Card,
     MatmulBlocks,
     MatmulExtents,
     choose_either_way,
@@ -42,86 +31,6 @@ from .matmul_blocks import (
     rank_either_way,
     short_sums,
 )
-from .routine_arrays import RoutineArray
-from .tuned_tables import TunedTables, tables_of
-
-
-def card_of(x: Any) -> Card:
-    """Of the GPU on which an array lies; for others, the one that is tuned for."""
-    where = x.place if isinstance(x, RoutineArray) else place_of(x)
-    return usual_card() if where is None or where == HOST else card_at(where)
-
-
-@functools.cache
-def usual_card() -> Card:
-    """Of the GPUs that are tuned for."""
-    return _card_of(DEFAULT, False)
-
-
-def card_at(index: int) -> Card:
-    """Of a GPU of this machine, with the tables that there are of it."""
-    on = device(index)
-    return _card(index, tables_of(on.name, on.multiprocessors))
-
-
-@functools.cache
-def _card(index: int, tuned: TunedTables | None) -> Card:
-    return replace(_card_of(gpu_of(device(index)), True), tuned=tuned)
-
-
-_planned: ContextVar[Card | None] = ContextVar("planned", default=None)
-
-
-@contextmanager
-def planning_for(card: Card) -> Iterator[None]:
-    """Products are planned for this card meanwhile, whichever GPU is here."""
-    before = _planned.set(card)
-    try:
-        yield
-    finally:
-        _planned.reset(before)
-
-
-def known_cards(target: Target) -> list[Card]:
-    """Of GPUs of a target: those whose figures are known, with the tables that there are of them,
-    and those of this machine. Products may be planned otherwise for each."""
-    known = [g for g in GPUS.values() if g.target == str(target)] or [gpu(str(target))]
-    cards = [replace(_card_of(g, True), tuned=tables_of(f"NVIDIA {g.name}", g.multiprocessors))
-             for g in known]
-    count = device_count() if has_gpu() else 0
-    return list(dict.fromkeys([*cards, *(card_at(i) for i in range(count)
-                                         if device(i).target == target)]))
-
-
-def card_for(unit: WarpgroupMatmul | None) -> Card:
-    """Of this machine's GPU where it multiplies so, else of those that are tuned for."""
-    if (planned := _planned.get()) is not None:
-        return planned
-    return card_at(0) if _is_mine(unit) else usual_card()
-
-
-def clusters_for(unit: WarpgroupMatmul | None, groups: int) -> int | None:
-    """Clusters of so many groups, with a multiprocessor each, that run at one time on the card;
-    None where it is not asked: chips differ. Ranks, whose cards may too, are to have the same sums
-    in the same order, so they do not ask."""
-    if (planned := _planned.get()) is not None:
-        return dict(planned.clusters).get(groups)
-    if launched_size() > 1 or not _is_mine(unit):
-        return None
-    return clusters_at_once(device(), groups)
-
-
-def _is_mine(unit: WarpgroupMatmul | None) -> bool:
-    return has_gpu() and device().target.generation.warpgroup_matmul is unit
-
-
-def _card_of(gpu: Gpu, copies: bool) -> Card:
-    unit = gpu.generation.warpgroup_matmul
-    formats = {} if unit is None else unit.operands
-    return Card(gpu.multiprocessors, gpu.memory_gbps, frozenset(formats), frozenset(
-        n for n, operand in formats.items() if not operand.any_major), frozenset(
-        n for n, operand in formats.items() if operand.by_columns), copies)
-
 
 PAIRED = 2  # choices that are also measured in pairs
 LINE_BYTES = 128  # of the second-level cache
@@ -277,6 +186,5 @@ def explained(b: MatmulBlocks, card: Card) -> str:
             f"{card.multiprocessors} multiprocessors")
 
 
-__all__ = ["LINE_BYTES", "ProductPlan", "card_at", "card_for", "card_of", "clusters_for",
-           "explained", "plan_product", "plans_to_measure", "product_text", "read_choice",
-           "tuned_blocks", "usual_card"]
+__all__ = ["LINE_BYTES", "ProductPlan", "explained", "plan_product", "plans_to_measure",
+           "product_text", "read_choice", "tuned_blocks"]

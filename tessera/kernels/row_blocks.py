@@ -22,7 +22,8 @@ from ..lazy_dataclass import dataclass
 from ..runtime.generations import Generation
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
-from .matmul_plan import clusters_for
+from ..tile.tuning.gpus import DEFAULT
+from .cards import clusters_for, multiprocessors_of
 
 LONGEST = 4095  # columns of a row that a group holds in registers
 WARPS = 4  # of a group of short rows
@@ -56,6 +57,7 @@ SHARE_STEP, SHARE_WARPS = 4096, 8  # elements at once, of all of a group's rows
 # there. These are sure to run on any with 132; of an H200's 30 clusters of four do and 15 of eight:
 # gradients of rows of 131072 take 121.0 us with 14 strips and 115.9 with 15 (layer norm), have 0.59
 # of a copy's rate with 16 (RMS norm; H200, 2026-11-26). So the card is asked: see strip_count.
+# Of other numbers of multiprocessors there are as many in proportion.
 STRIPS = {1: 132, 2: 66, 4: 28, 8: 14}
 ASKED = (4, 8)  # groups of clusters whose number differs from chip to chip; to what, of 132:
 CLUSTER_COUNTS = tuple(((4, 28 + i), (8, 14 + i % 3)) for i in range(6))
@@ -162,7 +164,7 @@ def strip_count(groups: int, chip: Generation) -> int:
     """Strips of rows that clusters of so many groups take, a strip each: as many as run at one time
     on the card, or are sure to."""
     asked = clusters_for(chip.warpgroup_matmul, groups) if groups in ASKED else None
-    return asked or STRIPS[groups]
+    return asked or STRIPS[groups] * multiprocessors_of(chip) // DEFAULT.multiprocessors
 
 
 def strip_blocks(rows: int, columns: int, chip: Generation) -> RowBlocks | None:

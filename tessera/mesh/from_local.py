@@ -74,7 +74,7 @@ def from_local(part: Any, layout: Any = None, mesh: Mesh | None = None, *, shape
     join(mesh)
     here = {r: x for r, x in parts.items() if r != OUTSIDE}
     leave_values("ts.dist.from_local", resolved, here, Aval(whole, numeric))
-    held = {r: _part(x, numeric, mesh) for r, x in here.items()}
+    held = {r: _local_part(x, numeric, mesh) for r, x in here.items()}
     made = DistTensor(held, whole, numeric, resolved)
     for x in parts.values():
         made.is_param, made.name = x.is_param, x.name
@@ -153,7 +153,7 @@ def _agree_once(whole: tuple[int, ...], numeric: NumericType, layout: Layout) ->
         known.add(signature)
 
 
-def _part(x: Tensor, numeric: NumericType, mesh: Mesh) -> Tensor:
+def _local_part(x: Tensor, numeric: NumericType, mesh: Mesh) -> Tensor:
     """A part in the memory where the mesh computes, of the type of the tensor."""
     index = gpu_of(mesh)
     x = on_host(x) if index is None else on_gpu(x, index)

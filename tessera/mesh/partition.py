@@ -50,7 +50,7 @@ def balanced(extent: int, parts: int, group: int = 1) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def dealt(extent: int, parts: int, part: int, run: int) -> list[tuple[int, int]]:
+def cyclic_runs(extent: int, parts: int, part: int, run: int) -> list[tuple[int, int]]:
     """The runs of one part when runs of `run` elements are dealt out in turn."""
     return [(lo, min(lo + run, extent)) for lo in range(part * run, extent, parts * run)]
 
@@ -62,7 +62,7 @@ def intervals(layout: Layout, dim: int, extent: int, part: int, group: int = 1
     parts, run = layout.parts(dim), layout.splits[dim].cyclic
     group = lcm(group, layout.splits[dim].unit)
     if run:
-        return tuple(dealt(extent, parts, part, -(-run // group) * group))
+        return tuple(cyclic_runs(extent, parts, part, -(-run // group) * group))
     lo, hi = balanced(extent, parts, group)[part]
     return ((lo, hi),) if hi > lo else ()
 
@@ -93,7 +93,7 @@ def local_shape(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | 
 def pieces(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | None = None
            ) -> tuple[RankBox, ...]:
     """The boxes of a rank's part: one for blocks, several for cyclic layouts, none if empty."""
-    placed = [_placed(runs) for runs in _intervals_of(layout, shape, rank, dtype)]
+    placed = [_with_local_offsets(runs) for runs in _intervals_of(layout, shape, rank, dtype)]
     return tuple(
         RankBox(Rect([hi - lo for lo, hi, _ in run], [lo for lo, _, _ in run]),
                 tuple(at for _, _, at in run))
@@ -101,7 +101,7 @@ def pieces(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | None 
     )
 
 
-def _placed(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+def _with_local_offsets(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """(lo, hi, where it begins in the part) of each run."""
     starts = itertools.accumulate((hi - lo for lo, hi in runs), initial=0)
     return [(lo, hi, at) for (lo, hi), at in zip(runs, starts, strict=False)]

@@ -28,7 +28,7 @@ def gpu_of(mesh: Mesh) -> int | None:
     Sends nothing. Raises UnsupportedTargetError where this machine has no GPU, and for a mesh of
     GPUs and hosts.
     """
-    return _found(mesh, transport().rank) if computes_on_gpus(mesh) else None
+    return _device_number(mesh, transport().rank) if computes_on_gpus(mesh) else None
 
 
 def computes_on_gpus(mesh: Mesh) -> bool:
@@ -50,7 +50,7 @@ def _need_hosts(mesh: Mesh) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _found(mesh: Mesh, rank: int) -> int:
+def _device_number(mesh: Mesh, rank: int) -> int:
     from tessera.runtime.device import device_count  # a program on hosts needs none of it
 
     if not all(d.startswith("cuda") for d in mesh.devices):

@@ -71,7 +71,7 @@ class DistTensor(Tensor):
     def __init__(self, held: Mapping[int, Tensor], shape: Sequence[int], numeric: NumericType,
                  layout: Layout, *, is_param: bool = False, name: str | None = None):
         self._shape, self.type, self.layout = tuple(shape), numeric, layout
-        self._held: Any = placed(held, layout.mesh)
+        self._held: Any = to_mesh_devices(held, layout.mesh)
         self.origin = None
         self._scale, self._is_param, self._name = None, is_param, name
 
@@ -132,10 +132,10 @@ class DistTensor(Tensor):
         return self.layout.mesh
 
     @property
-    def parts(self) -> _Parts:
+    def parts(self) -> _PartsByRank:
         """The parts held here, by rank: `W.parts[0]`; `W.parts("tp")` is the list along an axis
         that `ts.index_launch` takes."""
-        return _Parts(self)
+        return _PartsByRank(self)
 
     @property
     def local(self) -> Tensor:
@@ -186,7 +186,7 @@ class DistTensor(Tensor):
         one of them does something else instead, StalledError when it does not come in time.
         """
         scale = None if self.scale is None else Tensor(self.scale.numpy(), self.scale.type)
-        found = Tensor(whole(self), self.type, scale=scale).numpy()
+        found = Tensor(gather_whole(self), self.type, scale=scale).numpy()
         # A copy of what this rank holds: who writes into it would change one rank of several.
         return found.copy() if self.layout.is_replicated else found
 
@@ -256,7 +256,7 @@ def _take(tensors: Sequence[DistTensor], call: Any) -> None:
         x.origin = None
 
 
-def _beside(tensors: Sequence[DistTensor], params: Sequence[bool]) -> list[DistTensor]:
+def _like(tensors: Sequence[DistTensor], params: Sequence[bool]) -> list[DistTensor]:
     made = [DistTensor.__new__(DistTensor) for _ in tensors]
     for x, y, param in zip(tensors, made, params, strict=True):
         y._shape, y.type, y.layout = x._shape, x.type, x.layout
@@ -264,10 +264,10 @@ def _beside(tensors: Sequence[DistTensor], params: Sequence[bool]) -> list[DistT
     return made
 
 
-DONATABLE[DistTensor] = Donatable(_take, DistTensor.__dict__["_held"], _beside, held_parts)
+DONATABLE[DistTensor] = Donatable(_take, DistTensor.__dict__["_held"], _like, held_parts)
 
 
-class _Parts(Mapping[int, Tensor]):
+class _PartsByRank(Mapping[int, Tensor]):
     """The parts held here; called with an axis, the list of parts along it."""
 
     def __init__(self, x: DistTensor):
@@ -297,7 +297,7 @@ class _Parts(Mapping[int, Tensor]):
         return repr(dict(self))
 
 
-def placed(held: Mapping[int, Tensor], mesh: Mesh) -> dict[int, Tensor]:
+def to_mesh_devices(held: Mapping[int, Tensor], mesh: Mesh) -> dict[int, Tensor]:
     """The parts that are here, where the mesh says: those on the host go to this rank's GPU."""
     index = gpu_of(mesh) if any(type(p) is Tensor for p in held.values()) else None
     if index is None:
@@ -305,7 +305,7 @@ def placed(held: Mapping[int, Tensor], mesh: Mesh) -> dict[int, Tensor]:
     return {r: on_gpu(p, index) if type(p) is Tensor else p for r, p in held.items()}
 
 
-def brought(value: Any, mesh: Mesh | None) -> Any:
+def moved_to_mesh(value: Any, mesh: Mesh | None) -> Any:
     """A tree with its plain tensors and arrays where the mesh computes: on this rank's GPU, or as
     they are."""
     index = None if mesh is None else gpu_of(mesh)
@@ -349,7 +349,7 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     extents = numbers(shape)
     numeric = need_plain(as_type(dtype))
     resolved = resolve(layout, mesh, extents, numeric, dims)
-    agree_on(extents, numeric, resolved, init=_told(init, seed))
+    agree_on(extents, numeric, resolved, init=_compared_text(init, seed))
     join(mesh)
     if isinstance(init, np.ndarray | Tensor | list | tuple):
         init = as_tensor(init)
@@ -366,7 +366,7 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     return DistTensor(held, extents, numeric, resolved, is_param=param, name=name)
 
 
-def _told(init: Any, seed: int | None) -> str:
+def _compared_text(init: Any, seed: int | None) -> str:
     """What ranks compare of `init`: a number, or where draws come from."""
     if isinstance(init, str):
         whence = "seed {}, step {} of ts.random".format(*seed_and_step())
@@ -461,7 +461,7 @@ def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
     if init in ("normal", "uniform"):
         key = rng.key_of(seed) if seed is not None else F.next_key().array
         draw = _normal if init == "normal" else _uniform
-        return lambda layout, shape, rank: encode_value(_drawn(
+        return lambda layout, shape, rank: encode_value(_draw_part(
             draw, key, local_shape(layout, shape, rank, dtype),
             functools.partial(indices, layout, shape, rank, dtype)), numeric)
     raise ArgumentError(f"init={init!r}", hint='None, a number, "normal", "uniform", an array, or '
@@ -487,8 +487,8 @@ def _coordinates(layout: Layout, shape: tuple[int, ...], rank: int, dtype: Any) 
 DRAWN = 1 << 16  # elements at once, so that what is made on the way stays in memory that is there
 
 
-def _drawn(draw: Callable[[np.ndarray, np.ndarray], np.ndarray], key: np.ndarray,
-           shape: tuple[int, ...], index: Callable[..., np.ndarray]) -> np.ndarray:
+def _draw_part(draw: Callable[[np.ndarray, np.ndarray], np.ndarray], key: np.ndarray,
+               shape: tuple[int, ...], index: Callable[..., np.ndarray]) -> np.ndarray:
     """The draws of a part: f32 [local shape]. index: of some of its rows, in the whole."""
     if not shape:
         return draw(key, index())
@@ -536,7 +536,7 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
     join(resolved.mesh)
     if isinstance(x, DistTensor) and x.mesh == resolved.mesh:
         return _relay(x, resolved, numeric)
-    array = whole(x) if isinstance(x, DistTensor) else x.array
+    array = gather_whole(x) if isinstance(x, DistTensor) else x.array
     array = encode_value(Tensor(array, x.type), numeric)
     copy = gpu_of(resolved.mesh) is None  # else it is copied to the GPU
     held = {r: Tensor(_as_term(take(array, resolved, r, numeric.dtype, copy), resolved, r), numeric)
@@ -562,7 +562,7 @@ def _held_whole(x: DistTensor) -> np.ndarray | None:
     return None
 
 
-def whole(x: DistTensor) -> np.ndarray:
+def gather_whole(x: DistTensor) -> np.ndarray:
     """The elements of the whole tensor. Unless this process has them a collective of the mesh."""
     found, layout = _held_whole(x), x.layout
     if found is not None:

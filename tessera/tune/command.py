@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ArgumentError, UnsupportedTargetError
-from ..kernels.matmul_blocks import Card
-from ..kernels.matmul_plan import card_at
+from ..kernels.cards import Card, card_at
 from ..kernels.tuned_tables import (
     MARGIN,
     TunedEntry,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import TesseraError
-from ..kernels.matmul_blocks import Card
+from ..kernels.cards import Card
 from ..kernels.routine import ForeignArray, Routine, find
 from ..kernels.routine_launcher import LaunchRecorder
 from ..lazy_dataclass import dataclass

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..kernels.attention import attention_block
 from ..kernels.attention_plan import AttentionBlock, attention_text, blocks_to_measure
+from ..kernels.cards import Card
 from ..kernels.gemm import LAYOUTS
-from ..kernels.matmul_blocks import Card
 from ..kernels.matmul_plan import ProductPlan, plans_to_measure, product_text
 from ..runtime.device import device
 from .tunable import Tunable, TuningProblem

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ArgumentError, did_you_mean
-from ..kernels.matmul_blocks import Card
+from ..kernels.cards import Card
 from ..lazy_dataclass import dataclass
 from ..numerics import DType, as_type
 

@@ -294,7 +294,7 @@ import sys
 import numpy as np
 
 from .. import functions as F
-from .elementwise import elementwise, public_unary
+from .elementwise_record import elementwise, public_unary
 
 SOFTSIGN = elementwise(
     "softsign", lambda x: x / (1 + np.abs(x)), "{0} / (1 + abs({0}))",
@@ -327,8 +327,8 @@ op_record.loaded = [*getattr(op_record, "loaded", []), __name__.split(".")[-2]]
 OP_PROGRAM = """import tessera as ts
 import tessera.tile.cuda.ptx
 from tessera.tile.ir import op_record
-print(ts.jit(ts.softsign)(ts.tensor([-1.0, 3.0])).tolist(), op_record.OPS["softsign"].name,
-      op_record.loaded)
+print(ts.jit(ts.softsign)(ts.tensor([-1.0, 3.0])).tolist(), ts.softsign.__module__,
+      op_record.OPS["softsign"].name, op_record.loaded)
 """
 
 
@@ -342,4 +342,5 @@ def test_a_module_in_a_folder_of_records_is_loaded(tmp_path):
         (tmp_path / "tessera" / folder / "new.py").write_text(REGISTERED_MODULE)
     done = subprocess.run([sys.executable, "-c", OP_PROGRAM], cwd=tmp_path, text=True,
                           env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True)
-    assert (done.stdout, done.stderr) == ("[-0.5, 0.75] softsign ['constructs', 'ptx']\n", "")
+    assert (done.stdout, done.stderr) == (
+        "[-0.5, 0.75] tessera.graph.ops.softsign softsign ['constructs', 'ptx']\n", "")

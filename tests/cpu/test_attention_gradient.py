@@ -99,7 +99,7 @@ def test_short_causal_blocks_are_dealt_out_where_that_is_even(S, heads, causal, 
 
 def test_blocks_that_are_dealt_out_take_turns():
     """As the share says that decides it: by the order of a persistent kernel."""
-    assert largest_share(1, 132 * 8) == 1.0 and largest_share(16, 4) > 1.5
+    assert largest_share(1, 132 * 8, 132) == 1.0 and largest_share(16, 4, 132) > 1.5
     assert tile_knobs(8192, 64, 128, 128, False, spans=True) == {"TILES": "static"}
     assert tile_knobs(8192, 64, 64, 192, False, spans=True) == {"stages": 3, "PIN": 0}
     assert tile_knobs(8192, 64, 64, 192, True, window=9) == {"stages": 4}

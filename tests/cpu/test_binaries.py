@@ -24,7 +24,7 @@ from tessera.errors import BundleError, UnsupportedTargetError
 from tessera.graph.cuda.program.compile_ahead import compile_ahead, wanted_ahead
 from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.cuda.program.run import CudaProgram
-from tessera.kernels.matmul_plan import known_cards, planning_for
+from tessera.kernels.cards import known_cards, planning_for
 from tessera.runtime.target import parse_target
 from tessera.tile.launch import machine_code
 from tessera.tile.launch.machine_code import compiling_for

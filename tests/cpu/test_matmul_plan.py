@@ -13,8 +13,9 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from hopper_lowering import lowered, program, run
 from tessera import bf16, f32, fp8_e4m3, stdlib, tile
+from tessera.kernels.cards import Card
 from tessera.kernels.gemm import LAYOUTS
-from tessera.kernels.matmul_blocks import BLOCK_US, Card, MatmulExtents, rank_blocks
+from tessera.kernels.matmul_blocks import BLOCK_US, MatmulExtents, rank_blocks
 from tessera.kernels.matmul_plan import ProductPlan, plan_product
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.emitter import ArgumentFacts

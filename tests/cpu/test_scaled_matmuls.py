@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.kernels.matmul_blocks import Card
+from tessera.kernels.cards import Card
 from tessera.numerics import as_type
 from tolerance import assert_close
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import stub
+from tessera.numerics import dtypes, public
 
 
 def test_the_stub_is_that_of_the_registry():
@@ -18,3 +19,9 @@ def test_every_function_is_declared_with_its_defaults():
     assert "def softmax(x: Any, axis: int = -1) -> Tensor: ..." in text
     assert "def dropout(x: Any, p: float | Tensor, *, key: Any = None, training: bool" in text
     assert all(f"def {name}(" in text for name in stub.PUBLIC)
+
+
+def test_type_checkers_know_every_format():
+    """The stub takes them from there: what is registered, under each of its names."""
+    missing = set(dtypes.dtype_names()) - {"bool"} - set(public.__all__)  # ts has it as bool_
+    assert not missing, f"import {sorted(missing)} in tessera/numerics/public.py"

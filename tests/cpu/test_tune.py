@@ -17,16 +17,16 @@ from tessera.errors import ArgumentError
 from tessera.graph.cuda.passes import library_ops, place_blocks
 from tessera.kernels import tuned_tables
 from tessera.kernels.attention_plan import AttentionBlock, blocks_to_measure, tuned_attention
+from tessera.kernels.cards import Card, card_at
 from tessera.kernels.matmul_blocks import (
     BLOCK_US,
     FITTED_US,
     PAIRS_US,
     SMALL_US,
     TRANSPOSED_US,
-    Card,
     MatmulExtents,
 )
-from tessera.kernels.matmul_plan import card_at, plan_product, plans_to_measure, read_choice
+from tessera.kernels.matmul_plan import plan_product, plans_to_measure, read_choice
 from tessera.kernels.routine import find
 from tessera.kernels.tuned_tables import (
     SHIPPED,

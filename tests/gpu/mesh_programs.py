@@ -21,7 +21,7 @@ import tessera as ts  # noqa: E402
 from mesh.parallel import MODEL, TIED, model_batch, model_params, squares  # noqa: E402
 from mesh.test_ring import exact  # noqa: E402
 from tessera.graph.cuda.program import call_steps  # noqa: E402
-from tessera.mesh.ranks.communicator import communicator, known  # noqa: E402
+from tessera.mesh.ranks.communicator import communicator, uses_nccl  # noqa: E402
 from tessera.mesh.ranks.group import Group, make_group  # noqa: E402
 from tessera.mesh.world import transport  # noqa: E402
 from tolerance import assert_close  # noqa: E402
@@ -92,7 +92,7 @@ def split(rank: int, ranks: int) -> dict:
     made = parent.split(Group(transport(), whole.ranks, "twin"), 0)
     y = ts.zeros((4,)).to(x.local.device)
     made.all_reduce([(x.local.memory.pointer, y.memory.pointer, 4)], 7, 0, 0)
-    return {"sums": y.numpy().tolist(), "known": known(whole)}
+    return {"sums": y.numpy().tolist(), "known": uses_nccl(whole)}
 
 
 def cut(rank: int, ranks: int) -> dict:

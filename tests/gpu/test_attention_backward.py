@@ -19,7 +19,7 @@ from tessera.kernels.attention_backward import (
     keys_block,
     queries_block,
 )
-from tessera.kernels.attention_in_turn import attention_in_turn
+from tessera.kernels.attention_fused_backward import attention_fused_backward
 from tessera.runtime.device import device
 
 CASES = [(64, 128, 128, 1, False), (64, 333, 333, 1, True), (64, 1000, 1000, 2, True),
@@ -100,7 +100,7 @@ def test_sums_in_turn(rng, dtype, H, S, T, heads, slots):
         sums = ts.tensor(np.full((slots, S, 128), np.nan, np.float32)).to("cuda")
         turns = ts.zeros((slots * S // 32 + 1,), "int32").to("cuda")
         outs = [ts.tensor(np.full(x.shape, np.nan, dtype.numpy)).to("cuda") for x in want]
-        attention_in_turn(*given, sums, turns, *outs, 128 ** -0.5, heads=heads, slots=slots)
+        attention_fused_backward(*given, sums, turns, *outs, 128 ** -0.5, heads=heads, slots=slots)
         found.append([x.numpy() for x in outs])
     for i, w in enumerate(want):
         assert distance(found[0][i], w) < (4e-3 if dtype is bf16 else 6e-4)
@@ -110,7 +110,8 @@ def test_sums_in_turn(rng, dtype, H, S, T, heads, slots):
 @needs_hopper
 def test_gradients_in_turn(rng, monkeypatch):
     """Of functions, again and again."""
-    monkeypatch.setattr(attention_kernels, "in_turn", lambda *_: {"heads": 3, "slots": 6})
+    monkeypatch.setattr(attention_kernels, "fused_backward_plan",
+                        lambda *_: {"heads": 3, "slots": 6})
     S = 1024
     q, k, v, g = (ts.tensor(numbers(rng, bf16, 1, 12, S, 128), "bf16") for _ in "qkvg")
     both = ts.jit(lambda *x: tuple(ts.cast(y, "bf16") for y in ts.vjp(

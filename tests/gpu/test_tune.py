@@ -12,7 +12,8 @@ from gpu_harness import require_gpu
 from tessera import config, stdlib
 from tessera.__main__ import main
 from tessera.graph.cuda.passes import place_blocks
-from tessera.kernels.matmul_plan import card_at, plans_to_measure, read_choice
+from tessera.kernels.cards import card_at
+from tessera.kernels.matmul_plan import plans_to_measure, read_choice
 from tessera.kernels.routine import find
 from tessera.kernels.tuned_tables import (
     TunedTable,

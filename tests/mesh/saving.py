@@ -22,7 +22,7 @@ import tessera as ts
 from tessera.checkpoints import load, save
 from tessera.graph import tree
 from tessera.mesh.ranks.messages import raised_on_all
-from tessera.mesh.tensor import whole
+from tessera.mesh.tensor import gather_whole
 from tessera.mesh.world import transport
 
 # What is saved: shape, numeric type, and layouts to lie in, by turns; None: replicated; "plain": a
@@ -56,7 +56,7 @@ SETTINGS: dict[str, Any] = {
 
 def elements(x: ts.Tensor) -> np.ndarray:
     """Those of the whole tensor as they are stored; all ranks ask for them."""
-    return whole(x) if isinstance(x, ts.dist.DistTensor) else x.array
+    return gather_whole(x) if isinstance(x, ts.dist.DistTensor) else x.array
 
 
 def grid(turn: int = 0) -> ts.dist.Mesh:

@@ -19,7 +19,7 @@ from mesh.test_whole_waves import there
 from mesh.test_windows import small as small
 from tessera.graph.cuda.passes import place_blocks
 from tessera.graph.cuda.passes.library_ops import PRODUCT, call_products
-from tessera.kernels.matmul_plan import known_cards, planning_for
+from tessera.kernels.cards import known_cards, planning_for
 from tessera.kernels.tuned_tables import tables_of
 from tessera.mesh.sharding import few_blocks, partitioned_steps
 from tessera.mesh.sharding.few_blocks import FEW

@@ -31,7 +31,7 @@ def gpus(gpu, apart, monkeypatch):
     """Simulated ranks compute on GPUs."""
     monkeypatch.setattr(placement, "REAL", {"local"})
     monkeypatch.setattr(sharded_graph, "_PROGRAMS", {})
-    placement._found.cache_clear()
+    placement._device_number.cache_clear()
     yield gpu
     sharded_graph._PROGRAMS.clear()
     gc.collect()  # their memory goes while there is a driver to give it back to
@@ -240,7 +240,7 @@ def test_a_mesh_of_one_gpu_is_the_one_that_it_names(gpus, monkeypatch):
 
 
 def test_a_mesh_of_gpus_where_there_is_none_says_what_to_do(no_gpu, monkeypatch):
-    placement._found.cache_clear()
+    placement._device_number.cache_clear()
     with pytest.raises(ts.UnsupportedTargetError, match="names GPUs .*, and rank 0 has none"):
         ts.dist.tensor((4,), None, ts.dist.mesh(["cuda:0"]))
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 import tessera as ts
 from mesh.layouts import layouts, meshes, problems
 from tessera.mesh.layout import Layout, Split, replicated
-from tessera.mesh.partition import assemble, balanced, dealt, group_of, indices, local_shape, take
+from tessera.mesh.partition import (
+    assemble,
+    balanced,
+    cyclic_runs,
+    group_of,
+    indices,
+    local_shape,
+    take,
+)
 from tessera.mesh.partition import pieces as pieces_of
 from tessera.mesh.sharding.reshard import execute, plan, reshard
 from tessera.mesh.world import transport
@@ -66,7 +74,7 @@ def test_blocks_are_balanced_and_begin_on_whole_groups(extent, parts, group):
 
 def test_the_blocks_of_the_guide():
     assert [hi - lo for lo, hi in balanced(8192, 9)] == [911, 911] + [910] * 7
-    assert dealt(10, 3, 1, 2) == [(2, 4), (8, 10)]
+    assert cyclic_runs(10, 3, 1, 2) == [(2, 4), (8, 10)]
 
 
 @pytest.mark.parametrize("dtype, group", [("fp4", 2), ("int4", 2), ("fp6", 4), ("bf16", 1)])

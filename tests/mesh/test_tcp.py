@@ -192,4 +192,4 @@ def test_a_rank_that_cannot_meet_the_others_says_why(variables, words, monkeypat
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **variables}
     monkeypatch.setattr(os, "environ", told)
     with ts.config.scope(comm_timeout=1), pytest.raises(MeshError, match=words):
-        rendezvous.meet(0)
+        rendezvous.join_world(0)

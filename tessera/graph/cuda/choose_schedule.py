@@ -8,6 +8,7 @@ from typing import Any
 
 from ...kernels import row_blocks as blocks_of_rows
 from ...kernels.attention import attention_block, tile_knobs
+from ...kernels.cards import multiprocessors_of
 from ...kernels.row_blocks import ALONE, RowShare, row_blocks
 from ...numerics import NumericType
 from ...runtime.generations import Generation
@@ -134,7 +135,8 @@ def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
     m, n = attention_block(numeric.dtype, S, width, causal, chip, spans=spans, **rule)
     if numeric.dtype.bits > 16:
         return chosen(m, n, warps=4, stages=1)
-    knobs = {"stages": 2} | tile_knobs(S, heads, width, m, causal, spans=spans, **rule)
+    knobs = {"stages": 2} | tile_knobs(
+        S, heads, width, m, causal, spans=spans, multiprocessors=multiprocessors_of(chip), **rule)
     return Schedule(m=m, n=n, warps=min(8, m // 16), **knobs)
 
 

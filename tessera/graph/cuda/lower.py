@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedTargetError
-from ...kernels.matmul_plan import card_for
+from ...kernels.cards import multiprocessors_of
 from ...kernels.row_blocks import few_row_share, row_share
 from ...runtime.generations import Generation
 from ...runtime.target import Target
@@ -135,7 +135,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
     groups = batch_groups(
         groups, rest, lambda g: batch_key(g, plain, attributes_of, sent, come, apart), kinds)
-    chip = card_for(target.generation.warpgroup_matmul).multiprocessors
+    chip = multiprocessors_of(target.generation)
     groups = keep_waves_whole(groups, kinds, chip, target.generation.group_shared_bytes)
     memory = plan_memory(rest, groups, known, kinds, draws.values,
                          [rest.inputs[i] for i in donated])

@@ -331,7 +331,7 @@ BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_ker
                                              merge_matmuls, open_column_sums,
                                              write_transposed_codes, variances_of_parts,
                                              split_exponential_sums, split_few_rows,
-                                             multiply_packed, pad_rows)
+                                             multiply_packed, pad_rows, split_k)
 
 
 @dataclass(frozen=True)

@@ -392,4 +392,6 @@ CONV_FILTER = GraphOp(
     doc="the adjoint of conv for its filters, of images x[n, c, i] and a cotangent g[n, o, p]",
 )
 
+CONVOLUTIONS = (CONV, CONV_INPUT, CONV_FILTER)
+
 __all__ = ["CONV", "CONV_FILTER", "CONV_INPUT"]

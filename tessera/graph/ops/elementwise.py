@@ -1,8 +1,4 @@
-"""Elementwise ops: arithmetic, maths, comparison, selection, with NumPy broadcasting.
-
-A record gives the partial derivative with respect to each operand; the family builds both
-derivative rules from them: jvp = sum_i t_i * p_i, vjp_i = unbroadcast(g * p_i).
-"""
+"""Elementwise ops: arithmetic, maths, comparison, selection, with NumPy broadcasting."""
 
 from __future__ import annotations
 
@@ -13,127 +9,27 @@ from typing import Any
 import numpy as np
 
 from ...complex_pair import Complex
-from ...errors import ArgumentError, DTypeError
-from ...lazy_dataclass import dataclass
-from ...numerics import NumericType, as_type
-from ...tensor import OPERATORS, Tensor, as_tensor
+from ...errors import ArgumentError
+from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..op import OPS, Aval, GraphOp, Sample, sample
-from ..operand import convert, dequantized, floating, literal, promote, public, store, to_compute
+from ..op import OPS, GraphOp, sample
+from ..operand import convert, floating, literal, promote, public, store, to_compute
 from ..trace import apply
-from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
-from .mixed_signs import compare_mixed_signs
-
-BOOL = as_type("bool_")
-Partials = Callable[..., tuple[Any, ...]]
-
-
-# --- the family -------------------------------------------------------------------------------
-def _shape(result: str | None) -> Callable[..., Aval]:
-    def rule(*xs: Aval, **attrs: Any) -> Aval:
-        operand, typed = xs[-1], xs[1:] if result == "select" else xs
-        alike = all([x.shape == operand.shape for x in xs])
-        shape = operand.shape if alike else broadcast_shapes(*(x.shape for x in xs))
-        if any([x.type.dtype is not operand.type.dtype for x in typed]):
-            names = ", ".join(str(x.type) for x in xs)
-            raise DTypeError(f"operands of one type needed, got {names}")
-        return Aval(shape, BOOL if result == "bool" else operand.type)
-
-    return rule
-
-
-def _jvp(partials: Partials) -> Callable[..., Any]:
-    def rule(ts: tuple, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
-        total = None
-        for t, p in zip(ts, partials(y, *xs, **attrs), strict=True):
-            if t is None or p is None:
-                continue
-            total = _times(t, p) if total is None else total + _times(t, p)
-        return None if total is None else F.broadcast_to(total, y.shape)
-
-    return rule
-
-
-def _vjp(partials: Partials) -> Callable[..., Any]:
-    def rule(g: Tensor, y: Tensor, *xs: Tensor, **attrs: Any) -> tuple:
-        return tuple(None if p is None else unbroadcast(_times(g, p), x.shape)
-                     for x, p in zip(xs, partials(y, *xs, **attrs), strict=True))
-
-    return rule
-
-
-def _batch(op_name: str) -> Callable[..., Any]:
-    def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple[Tensor, bool]:
-        ndim = max(x.ndim - b for x, b in zip(xs, batched, strict=True))
-        aligned = [
-            pad_batch_axes(x, ndim) if b else x for x, b in zip(xs, batched, strict=True)
-        ]
-        return apply(OPS[op_name], *aligned, **attrs), True
-
-    return rule
-
-
-ONE, MINUS = object(), object()  # the partials 1 and -1
-
-
-@dataclass(frozen=True)
-class Choosing:
-    """A partial as a rule of the cotangent: where an operand is not chosen not even inf passes."""
-
-    rule: Callable[[Tensor], Tensor]
-
-
-def _times(g: Tensor, partial: Any) -> Tensor:
-    if isinstance(partial, Choosing):
-        return partial.rule(g)
-    return g if partial is ONE else neg(g) if partial is MINUS else g * partial()
-
-
-def elementwise(
-    name: str,
-    ref: Callable[..., Any],
-    loop: str | None,
-    partials: Partials | None = None,
-    *,
-    draw: str = "normal",
-    arity: int = 1,
-    result: str | None = None,
-    samples: tuple[Sample, ...] | None = None,
-    smooth: bool = True,
-    linear: str = "",
-    drops: tuple[int, ...] = (),
-    drops_inf: tuple[int, ...] = (),
-    loop_kinds: tuple[str, ...] = GraphOp.loop_kinds,
-    doc: str = "",
-    expand: Callable[..., Any] | None = None,
-    hint: str = "",
-) -> GraphOp:
-    """Register an elementwise op. `partials(y, *xs)` gives per operand a function of no arguments,
-    ONE, MINUS, a Choosing or None (no derivative). `expand` instead of `loop`: it in other ops."""
-    if samples is None:
-        shapes = [((2, 3), draw), ((3,), draw)][:arity] if arity < 3 else [((2, 3), draw)] * 3
-        samples = (sample(*shapes), sample(*[((4,), draw)] * arity))
-    return GraphOp(
-        name,
-        shape=_shape(result),
-        ref=ref,
-        vjp=_vjp(partials) if partials else None,
-        jvp=_jvp(partials) if partials else None,
-        batch=_batch(name),
-        axes=",".join(["..."] * arity) + "->...",
-        linear=linear,
-        drops=drops,
-        drops_inf=drops_inf,
-        loop=loop,
-        expand=expand,
-        loop_kinds=loop_kinds,
-        smooth=smooth and partials is not None,
-        differentiable=partials is not None,
-        samples=samples,
-        doc=doc,
-        hint=hint,
-    )
-
+from .broadcasting import unbroadcast
+from .elementwise_record import (
+    MINUS,
+    ONE,
+    Choosing,
+    batch_rule,
+    elementwise,
+    integers,
+    offer,
+    public_binary,
+    public_predicate,
+    public_unary,
+    refuse_bools,
+    shape_rule,
+)
 
 # --- arithmetic -------------------------------------------------------------------------------
 ADD = elementwise("add", np.add, "{0} + {1}", lambda y, a, b: (ONE, ONE), arity=2,
@@ -315,7 +211,7 @@ def _where_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 WHERE = GraphOp(
     "where",
-    shape=_shape("select"),
+    shape=shape_rule("select"),
     ref=_where_ref,
     vjp=lambda g, y, c, a, b: (
         None,
@@ -325,7 +221,7 @@ WHERE = GraphOp(
     jvp=lambda ts, y, c, a, b: F.broadcast_to(
         where(c, _or_zero(ts[1], a), _or_zero(ts[2], b)), y.shape
     ),
-    batch=_batch("where"),
+    batch=batch_rule("where"),
     axes="...,...,...->...",
     loop="({1} if {0} else {2})",
     drops=(1, 2),
@@ -342,95 +238,13 @@ def _or_zero(t: Tensor | None, like: Tensor) -> Tensor:
 
 
 # --- public functions -------------------------------------------------------------------------
-NOT_FOR_BOOLS = frozenset({"subtract", "negative", "sign", "power", "floor_divide", "remainder"})
-
-
-def _refuse_bools(name: str, numeric: NumericType) -> None:
-    if numeric.dtype.kind == "bool" and name in NOT_FOR_BOOLS:
-        raise DTypeError(f"{name} of bools",
-                         hint="use ~, & , | and ^, or cast to an integer type first")
-
-
-def _offered(op: GraphOp, fn: Callable) -> Callable:
-    """NumPy's ufunc that is the meaning of the op gives tensors for tensors: np.exp(x)."""
-    if isinstance(op.ref, np.ufunc):
-        OPERATORS[f"ufunc_{op.ref.__name__}"] = fn
-    return fn
-
-
-def public_unary(
-    name: str, op: GraphOp, doc: str, to_float: bool = True, to_whole: bool = False
-) -> Callable[[Any], Tensor]:
-    """The public function of an op of one operand. to_float: integers become f32. to_whole: a
-    rounding, which leaves integers as they are."""
-    def fn(x: Any) -> Tensor:
-        if to_whole and (whole := _integers(x)) is not None:
-            return whole
-        if to_float:
-            c, numeric = floating(x)
-        else:
-            (c,), numeric = promote(x)
-            _refuse_bools(name, numeric)
-        return store(apply(op, c), numeric)
-
-    fn.__name__ = fn.__qualname__ = name
-    become = "stay as they are" if to_whole else "become f32" if to_float else "stay integers"
-    fn.__doc__ = f"{doc}, elementwise.\n\n    x: any shape. Integers {become}.\n    "
-    return _offered(op, public(fn))
-
-
-def _integers(x: Any) -> Tensor | None:
-    """x where it is of integers."""
-    x = dequantized(x)
-    return x if x.dtype.kind in ("int", "uint") else None
-
-
-def public_binary(name: str, op: GraphOp, doc: str, to_float: bool = False) -> Callable:
-    """The public function of an op of two operands, promoted to one type."""
-    def fn(a: Any, b: Any) -> Tensor:
-        (x, y), numeric = promote(a, b)
-        if to_float and numeric.dtype.kind != "float":
-            x, y, numeric = floating(x)[0], floating(y)[0], as_type("f32")
-        _refuse_bools(name, numeric)
-        return store(apply(op, x, y), numeric)
-
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = (
-        f"{doc}, elementwise with NumPy broadcasting.\n\n"
-        "    Python numbers take the tensor's type. Raises ShapeError, DTypeError.\n    "
-    )
-    return _offered(op, public(fn))
-
-
-def public_predicate(name: str, op: GraphOp, doc: str, arity: int) -> Callable:
-    """The public function of an op that gives bools."""
-    if arity == 1:
-        def fn(x: Any) -> Tensor:
-            return apply(op, floating(x)[0])
-    else:
-        def fn(a: Any, b: Any) -> Tensor:  # type: ignore[misc]
-            if (exact := compare_mixed_signs(op, a, b)) is not None:
-                return exact
-            (x, y), _ = promote(a, b)
-            return apply(op, x, y)
-
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{doc}, elementwise; a bool_ tensor."
-    return _offered(op, public(fn))
-
-
 def _magnitude(x: Any) -> Tensor:
-    """|x|, elementwise; of ts.Complex the distance from 0.
-
-    x: any shape. Integers stay integers.
-    """
     if isinstance(x, Complex):
         return x.__abs__()
     (c,), numeric = promote(x)
     return store(apply(ABS, c), numeric)
 
 
-_magnitude.__name__ = _magnitude.__qualname__ = "abs"
 add = public_binary("add", ADD, "a + b")
 sub = public_binary("subtract", SUB, "a - b")
 mul = public_binary("multiply", MUL, "a * b")
@@ -442,7 +256,10 @@ remainder = public_binary("remainder", REMAINDER,
                           "a - b * floor(a / b), of integers 0 where b is 0")
 atan2 = public_binary("atan2", ATAN2, "the angle of the point (b, a)", to_float=True)
 neg = public_unary("negative", NEG, "-x", to_float=False)
-abs_ = _offered(ABS, public(_magnitude))
+abs_ = offer(ABS, _magnitude, "abs", """|x|, elementwise; of ts.Complex the distance from 0.
+
+    x: any shape. Integers stay integers.
+    """)
 sign = public_unary("sign", SIGN, "-1, 0 or 1", to_float=False)
 exp = public_unary("exp", EXP, "e**x")
 expm1 = public_unary("expm1", EXPM1, "e**x - 1")
@@ -503,7 +320,7 @@ def power(x: Any, exponent: Any) -> Tensor:
             return small
     if numeric.dtype.kind == "float" and isinstance(exponent, int | float):
         return store(_constant_power(a, float(exponent)), numeric)
-    _refuse_bools("power", numeric)
+    refuse_bools("power", numeric)
     return store(apply(POW, a, b), numeric)
 
 
@@ -568,8 +385,8 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     """
     if isinstance(decimals, bool) or not isinstance(decimals, int | np.integer):
         raise ArgumentError(f"decimals={decimals!r} is not an integer")
-    if (whole := _integers(x)) is not None:
-        return whole if decimals >= 0 else _round_integers(whole, 10 ** -int(decimals))
+    if (whole := integers(x)) is not None:
+        return whole if decimals >= 0 else _roundintegers(whole, 10 ** -int(decimals))
     c, numeric = floating(x)
     if not decimals:
         return store(apply(ROUND, c), numeric)
@@ -581,7 +398,7 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     return store(where(same, out, apply(ROUND, c)), numeric)
 
 
-def _round_integers(x: Tensor, unit: int) -> Tensor:
+def _roundintegers(x: Tensor, unit: int) -> Tensor:
     """In int64, and held within the type: 127 of int8 to tens is 127."""
     (c,), numeric = promote(x)
     if 2 * unit > 2**63 - 1 or numeric.dtype.name == "uint64":

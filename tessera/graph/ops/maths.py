@@ -22,7 +22,8 @@ from ..operand import (
     store,
     to_compute,
 )
-from .elementwise import abs_, elementwise, equal, public_binary, public_unary, sqrt, where
+from .elementwise import abs_, equal, sqrt, where
+from .elementwise_record import elementwise, public_binary, public_unary
 
 LOG2 = elementwise("log2", np.log2, "log2({0})",
                    lambda y, x: (lambda: (1.0 / math.log(2)) / x,), draw="positive")

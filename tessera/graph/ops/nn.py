@@ -17,7 +17,15 @@ from ..op import Aval, GraphOp, sample
 from ..operand import convert, floating, holds_integers, literal, public, store, to_compute
 from ..trace import apply
 from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
-from .elementwise import cos, elementwise, erf, expm1, sigmoid, sin, where
+from .elementwise import (
+    cos,
+    erf,
+    expm1,
+    sigmoid,
+    sin,
+    where,
+)
+from .elementwise_record import elementwise
 
 # --- activations ------------------------------------------------------------------------------
 GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)  # 0.5 (1 + tanh u) = sigmoid(2 u)

@@ -51,9 +51,9 @@ def _group(members: Shape, axis: str) -> Group:
 
 
 def _route(members: Shape, axis: str, **attrs: Any) -> str:
-    from ..ranks.communicator import known  # it stands on NCCL, which few need
+    from ..ranks.communicator import uses_nccl  # it stands on NCCL, which few need
 
-    found = known(_group(members, axis))
+    found = uses_nccl(_group(members, axis))
     return "" if found is None else "nccl" if found else "host"
 
 
@@ -319,7 +319,7 @@ class GpuGroup:
                 cuts) == [(j * size, (j + 1) * size) for j in range(self.n)] and x.size:
             if runs := _in_runs(x, dim):
                 blocks = [F.reshape(r, (self.n, size, *x.shape[dim + 1:])) for r in runs]
-                return _joined(apply(SCATTERED, *blocks, op=op, **self.attrs), x.shape[:dim])
+                return _join_runs(apply(SCATTERED, *blocks, op=op, **self.attrs), x.shape[:dim])
             shape = (*x.shape[:dim], self.n, size, *x.shape[dim + 1:])
             moved = F.moveaxis(F.reshape(x, shape), dim, 0)
             return apply(SCATTERED, moved, op=op, **self.attrs)[0]
@@ -334,8 +334,8 @@ class GpuGroup:
             attrs = {name: value for name, value in self.attrs.items() if name != "type"}
             if runs := _in_runs(x, dim):
                 each = (self.n * x.shape[dim], *x.shape[dim + 1:])
-                return _joined([F.reshape(y, each) for y in apply(BLOCKS, *runs, **attrs)],
-                               x.shape[:dim])
+                return _join_runs([F.reshape(y, each) for y in apply(BLOCKS, *runs, **attrs)],
+                                  x.shape[:dim])
             blocks = F.moveaxis(apply(BLOCKS, x, **attrs)[0], 0, dim)
             return F.reshape(blocks, (*x.shape[:dim], self.n * x.shape[dim], *x.shape[dim + 1:]))
         return F.concatenate(self.swap([x] * self.n, shapes), axis=dim)
@@ -367,7 +367,7 @@ def _in_runs(x: Tensor, dim: int) -> list[Tensor]:
     return [F.reshape(cut_along(flat, 0, i, i + 1), tuple(x.shape[dim:])) for i in range(count)]
 
 
-def _joined(runs: Sequence[Tensor], front: Shape) -> Tensor:
+def _join_runs(runs: Sequence[Tensor], front: Shape) -> Tensor:
     """front: the extents that the runs are along"""
     made = F.concatenate([F.reshape(y, (1, *y.shape)) for y in runs])
     return F.reshape(made, (*front, *runs[0].shape)) if len(front) > 1 else made

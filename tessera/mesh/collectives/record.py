@@ -166,12 +166,12 @@ def emit(name: str, x: Tensor, attrs: dict[str, Any], **changed: Any) -> Tensor:
 
 def _make_op(which: Collective) -> GraphOp:
     return GraphOp(which.name, shape=which.shape, ref=_ref(which), vjp=which.vjp,
-                   jvp=which.jvp or _again(which.name), batch=_batch(which), effects=EFFECT,
+                   jvp=which.jvp or _linear_jvp(which.name), batch=_batch(which), effects=EFFECT,
                    expand_gpu=which.on_gpu,
                    samples=_op_samples(which), doc=which.doc)
 
 
-def _again(name: str) -> Callable[..., Tensor]:
+def _linear_jvp(name: str) -> Callable[..., Tensor]:
     """jvp of a linear collective: the same one on the tangent."""
     def rule(ts: tuple, y: Tensor, x: Tensor, type: NumericType, **attrs: Any) -> Tensor:
         return emit(name, ts[0], attrs, **{k: v for k, v in attrs.items() if k not in PLACE})
@@ -224,7 +224,7 @@ def run_collective(which: Collective, array: np.ndarray, key: Any = None, index:
     """
     group = make_group(mesh, axis)
     extents = {k: attrs[k] for k in which.shared}
-    mine = call(group, which.name, array.shape, type, _shown(which, attrs, type, to), extents)
+    mine = call(group, which.name, array.shape, type, _shown_attrs(which, attrs, type, to), extents)
     varies = tuple(which.varies(array.ndim, True, **_of_call(which, attrs)))
     label = mine.label(group, varies)
     with group.transport.one_thread(label):
@@ -242,8 +242,8 @@ def _of_call(which: Collective, attrs: dict[str, Any]) -> dict[str, Any]:
     return {k: attrs[k] for k in which.samples[0].attrs}
 
 
-def _shown(which: Collective, attrs: dict[str, Any], type: NumericType, to: NumericType | None
-           ) -> dict[str, Any]:
+def _shown_attrs(which: Collective, attrs: dict[str, Any], type: NumericType, to: NumericType | None
+                 ) -> dict[str, Any]:
     return _of_call(which, attrs) | ({"dtype": str(to)} if to not in (None, type) else {})
 
 
@@ -322,7 +322,7 @@ def _need_plain(which: Collective, x: Tensor) -> None:
 def _call_here(group: Group, which: Collective, x: Tensor, to: NumericType, attrs: dict,
                traced: bool) -> CollectiveCall:
     name = f"trace of {which.name}" if traced else which.name
-    return call(group, name, tuple(x.shape), x.type, _shown(which, attrs, x.type, to))
+    return call(group, name, tuple(x.shape), x.type, _shown_attrs(which, attrs, x.type, to))
 
 
 def _rounding_operands(which: Collective, x: Tensor, to: NumericType, key: Any, index: Any,

@@ -27,7 +27,7 @@ EVERYWHERE: Same = None
 NOWHERE: Same = frozenset()
 
 
-def meet(*values: Same) -> Same:
+def intersect(*values: Same) -> Same:
     """Where a function of these values is the same: wherever all of them are."""
     known = [v for v in values if v is not None]
     return frozenset.intersection(*known) if known else EVERYWHERE
@@ -67,7 +67,7 @@ def _walk(nodes: Sequence[Node], found: dict[Value, Same]) -> None:
     for node in nodes:
         ins = [found[v] for v in node.inputs]
         rule = rule_of(node.op.name)
-        outs = rule(node, ins) if rule else [meet(*ins)] * len(node.outputs)
+        outs = rule(node, ins) if rule else [intersect(*ins)] * len(node.outputs)
         found.update(zip(node.outputs, outs, strict=True))
 
 
@@ -79,7 +79,7 @@ def _of_mesh(where: Same, mesh: Mesh) -> frozenset:
     return frozenset(pair for pair in where if pair[0] == mesh)
 
 
-def _made(node: Node, ins: list[Same]) -> list[Same]:
+def _after_all_reduce(node: Node, ins: list[Same]) -> list[Same]:
     """The same along its axes, too: as of all_reduce."""
     mesh, axes = node.attrs["mesh"], node.attrs["axis"]
     if ins[0] is None or mesh is None:
@@ -89,7 +89,7 @@ def _made(node: Node, ins: list[Same]) -> list[Same]:
     return [EVERYWHERE if whole else found]
 
 
-def _dealt(node: Node, ins: list[Same]) -> list[Same]:
+def _after_reduce_scatter(node: Node, ins: list[Same]) -> list[Same]:
     """Different along its axes: as of reduce_scatter."""
     mesh, axes = node.attrs["mesh"], node.attrs["axis"]
     if mesh is None:
@@ -108,7 +108,7 @@ def _scan(node: Node, ins: list[Same]) -> list[Same]:
     carry, rest = ins[:n], ins[n:]
     while True:  # until what an iteration is given is what it hands on; it can only shrink
         outs = _outputs(body, [EVERYWHERE, *carry, *rest])
-        after = [meet(a, b) for a, b in zip(carry, outs[:n], strict=True)]
+        after = [intersect(a, b) for a, b in zip(carry, outs[:n], strict=True)]
         if after == carry:
             return [*carry, *outs[n:]]
         carry = after
@@ -118,9 +118,9 @@ def _while(node: Node, ins: list[Same]) -> list[Same]:
     n = len(node.outputs)
     carry, rest = ins[:n], ins[n:]
     while True:
-        go_on = meet(*_outputs(node.attrs["test"], [EVERYWHERE, *carry, *rest]))
+        go_on = intersect(*_outputs(node.attrs["test"], [EVERYWHERE, *carry, *rest]))
         outs = _outputs(node.attrs["body"], [EVERYWHERE, *carry, *rest])
-        after = [meet(a, b, go_on) for a, b in zip(carry, outs, strict=True)]
+        after = [intersect(a, b, go_on) for a, b in zip(carry, outs, strict=True)]
         if after == carry:
             return carry
         carry = after
@@ -128,12 +128,12 @@ def _while(node: Node, ins: list[Same]) -> list[Same]:
 
 def _cond(node: Node, ins: list[Same]) -> list[Same]:
     both = [_outputs(node.attrs[side], ins[1:]) for side in ("on_true", "on_false")]
-    return [meet(ins[0], a, b) for a, b in zip(*both, strict=True)]
+    return [intersect(ins[0], a, b) for a, b in zip(*both, strict=True)]
 
 
 Rule = Callable[[Node, list[Same]], list[Same]]
 RULES: dict[str, Rule] = {  # of ops that are no collectives: the records of those say it
-    "replicated": _made,
+    "replicated": _after_all_reduce,
     "scan": _scan, "while_loop": _while, "cond": _cond,
     "checkpoint": lambda node, ins: _outputs(node.attrs["body"], ins),
 }
@@ -147,7 +147,7 @@ def _primal(node: Node, ins: list[Same]) -> list[Same]:
 def rule_of(op: str) -> Rule | None:
     """None: the result follows from the operands alone."""
     if op in COLLECTIVES:
-        return _made if COLLECTIVES[op].same_result else _dealt
+        return _after_all_reduce if COLLECTIVES[op].same_result else _after_reduce_scatter
     if op in OPS and "primal" in OPS[op].graph_attrs:
         return _primal
     return RULES.get(op)

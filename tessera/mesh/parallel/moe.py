@@ -63,7 +63,7 @@ def moe(x: Any, router: Any, experts: Any, axis: str = "ep", *, top_k: int = 1,
     tokens, weight = dequantized(x), dequantized(router)
     params, run = _experts(experts, expert)
     E = _check(tokens, weight, params, top_k, capacity_factor)
-    place = _place((tokens, weight, *tree.flatten(params)[0]), axis, data)
+    place = _token_axes((tokens, weight, *tree.flatten(params)[0]), axis, data)
     G = place.groups if groups is None else groups
     flat, valid = _grouped(tokens, G)  # [G, S, D], [G, S, 1] or None
     flat = place.tokens(flat)
@@ -124,7 +124,7 @@ def _check(x: Tensor, router: Tensor, params: Any, top_k: int, factor: float | N
 
 # --- where things lie ------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Place:
+class _TokenAxes:
     """Groups of tokens lie on the data axes and the experts' axis, buffers of experts on that."""
 
     mesh: Mesh | None
@@ -150,7 +150,7 @@ class _Place:
         return apply(SHARD, x, layout=Layout(self.mesh, splits))
 
 
-def _place(operands: Sequence[Tensor], axis: str, data: str | Sequence[str]) -> _Place:
+def _token_axes(operands: Sequence[Tensor], axis: str, data: str | Sequence[str]) -> _TokenAxes:
     """The mesh of distributed operands, or of the function that is traced; none in other
     programs."""
     mesh = next((x.layout.mesh for x in operands if x.layout is not None),
@@ -161,7 +161,7 @@ def _place(operands: Sequence[Tensor], axis: str, data: str | Sequence[str]) -> 
             mesh.position(name)
         if len({axis, *axes}) != 1 + len(axes):
             raise ArgumentError(f"axis={axis!r} and data={axes} name an axis twice")
-    return _Place(mesh, axis, axes)
+    return _TokenAxes(mesh, axis, axes)
 
 
 def _grouped(x: Tensor, G: int) -> tuple[Tensor, Tensor | None]:
@@ -236,7 +236,7 @@ def _with_tokens(held: Tensor, counts: Tensor, flat: Tensor, capacity: int) -> T
     return F.where(F.reshape(empty, (G, slots, 1)), F.stop_gradient(flat[:, :1]), held)
 
 
-def _on_experts(held: Tensor, params: Any, run: Expert, place: _Place, capacity: int) -> Tensor:
+def _on_experts(held: Tensor, params: Any, run: Expert, place: _TokenAxes, capacity: int) -> Tensor:
     """Every expert on its slots of all groups.   [G, E C, D] -> [G, E C, Dv]"""
     G, slots, D = held.shape
     E = slots // capacity

@@ -40,7 +40,7 @@ from ..collectives.replicated import Same
 from ..device_mesh import Mesh
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
-from ..tensor import brought
+from ..tensor import moved_to_mesh
 from ..world import patience, transport
 from .batches import (
     added,
@@ -231,7 +231,7 @@ class PipelineTraining:
 
     def _step(self, run: _Run, params: Sequence[Any], scale: float) -> tuple[Tensor, StageTrees]:
         find_untied(params, self.pipe.tied)
-        made = _Made(scale)
+        made = _StepState(scale)
         for step in run.steps:
             if isinstance(step, Forward):
                 self._forward(run, made, step)
@@ -244,7 +244,7 @@ class PipelineTraining:
         mark_stages(grads)
         return self._loss(run, made), grads
 
-    def _forward(self, run: _Run, made: _Made, step: PipelineStep) -> None:
+    def _forward(self, run: _Run, made: _StepState, step: PipelineStep) -> None:
         i, s = step.microbatch, step.stage
         last = s == self.last
         x, same = run.take(step)
@@ -262,7 +262,7 @@ class PipelineTraining:
         run.link.put(Forward(i, s + 1), value, halves.made_same)
         run.link.await_cotangents(Backward(i, s), value, halves.moves)
 
-    def _backward(self, run: _Run, made: _Made, step: PipelineStep) -> None:
+    def _backward(self, run: _Run, made: _StepState, step: PipelineStep) -> None:
         i, s = step.microbatch, step.stage
         halves, kept = made.kept.pop((i, s))
         if s == self.last:
@@ -282,10 +282,10 @@ class PipelineTraining:
         """
         key = value, wide, place.gpu
         if key not in self._seeds:
-            self._seeds[key] = brought(_scalar(value, wide), place.mesh)
+            self._seeds[key] = moved_to_mesh(_scalar(value, wide), place.mesh)
         return self._seeds[key]
 
-    def _loss(self, run: _Run, made: _Made) -> Tensor:
+    def _loss(self, run: _Run, made: _StepState) -> Tensor:
         """The loss on every rank: that of the last stage's."""
         place = run.place
         loss = sum(weight * float(value.item()) for weight, value in made.losses)
@@ -312,7 +312,7 @@ def _need_loss(loss: Any, name: str) -> Tensor:
 
 
 @dataclass
-class _Made:
+class _StepState:
     """What a training step has so far: residuals by (microbatch, stage), gradients by stage, and
     the loss of each microbatch with its weight. scale: of the gradients."""
 
@@ -362,7 +362,7 @@ class _Run:
 
     def brought(self, value: Any, part: Mesh | None) -> Any:
         """A value where a stage uses it: on its part of the mesh, and on this rank's GPU."""
-        return brought(onto(value, part), self.place.mesh)
+        return moved_to_mesh(onto(value, part), self.place.mesh)
 
     def part(self, stage: int) -> Mesh | None:
         return self.parts[stage % self.place.ranks]

@@ -22,7 +22,7 @@ from ..device_mesh import Mesh, current_mesh
 from ..layout import Layout, replicated
 from ..partition import balanced, take
 from ..placement import join, warn_of_play
-from ..tensor import DistTensor, brought, distribute, held_ranks, need_plain
+from ..tensor import DistTensor, distribute, held_ranks, moved_to_mesh, need_plain
 from .batches import rows_of
 
 
@@ -77,12 +77,12 @@ class PMap:
     def _on(self, mesh: Mesh, args: tuple, kwargs: dict) -> Any:
         warn_of_play(mesh)
         join(mesh)
-        kwargs = brought(kwargs, mesh)
+        kwargs = moved_to_mesh(kwargs, mesh)
         rows, axis = rows_of(args, "the arguments"), mesh.axes[0]
         mine = {r: tree.map_tree(lambda t: _Rows(t, mesh, axis), args) for r in held_ranks(mesh)}
         found = {}
         for rank, own in mine.items():
-            block = brought(tree.map_tree(lambda rows_, rank=rank: rows_.of(rank), own), mesh)
+            block = moved_to_mesh(tree.map_tree(lambda rows_, rank=rank: rows_.of(rank), own), mesh)
             found[rank] = tree.flatten(self.mapped(*block, **kwargs))
         if not found:
             return None
@@ -90,7 +90,7 @@ class PMap:
         structure = next(iter(found.values()))[1]
         count = len(next(iter(leaves.values())))
         return tree.unflatten(structure, [
-            _joined({r: flat[i] for r, flat in leaves.items()}, rows, mesh, axis)
+            _join_results({r: flat[i] for r, flat in leaves.items()}, rows, mesh, axis)
             for i in range(count)])
 
     def _check_donated(self, args: tuple, kwargs: dict) -> None:
@@ -132,7 +132,7 @@ def _row_layout(mesh: Mesh, axis: str, ndim: int) -> Layout:
     return replicated(mesh, ndim).with_split(0, (axis,))
 
 
-def _joined(parts: dict[int, Any], rows: int, mesh: Mesh, axis: str) -> Any:
+def _join_results(parts: dict[int, Any], rows: int, mesh: Mesh, axis: str) -> Any:
     """A result of all ranks as one tensor; what is no tensor is the same on all."""
     first = next(iter(parts.values()))
     if not is_data(first):
@@ -144,7 +144,7 @@ def _joined(parts: dict[int, Any], rows: int, mesh: Mesh, axis: str) -> Any:
 
 
 # --- tensors that were given up -------------------------------------------------------------------
-class _Gone(Tensor):
+class _DonatedTensor(Tensor):
     """A tensor whose memory was given up. Its shape and type are still there."""
 
     __slots__ = ()
@@ -168,7 +168,7 @@ class _Gone(Tensor):
         return f"Tensor{list(self.shape)} {self.type} donated"
 
 
-class _GoneDist(_Gone, DistTensor):
+class _DonatedDistTensor(_DonatedTensor, DistTensor):
     """The same of a distributed tensor."""
 
     __slots__ = ()
@@ -184,7 +184,7 @@ def _give_up(t: Tensor, by: str, line: SourceLine | None) -> None:
     if isinstance(t, DistTensor):
         t.held = {}
     t._buffer = (by, line)  # type: ignore[assignment]
-    t.__class__ = _GoneDist if isinstance(t, DistTensor) else _Gone
+    t.__class__ = _DonatedDistTensor if isinstance(t, DistTensor) else _DonatedTensor
 
 
 __all__ = ["PMap", "pmap"]

@@ -97,8 +97,8 @@ def _rows_of(x: Tensor, axis: int, rows: slice) -> Tensor:
     return cut_along(x, axis, int(rows.start), int(rows.stop))
 
 
-def _joined(parts: dict[int, Tensor], shape: Sequence[int], axis: int, numeric: NumericType
-            ) -> Tensor:
+def _join_rows(parts: dict[int, Tensor], shape: Sequence[int], axis: int, numeric: NumericType
+               ) -> Tensor:
     """Parts by their first row, with zeros where there is none."""
     found, at = [], 0
     for start in sorted(parts):
@@ -139,7 +139,7 @@ def attend(ring: GpuRing, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: 
         ys[start] = total / safe
         lse = where(some, most + F.log(safe), literal(-math.inf, most))
         sums[start] = F.reshape(lse, lse.shape[:-1])
-    return _joined(ys, made[0].shape, 3, wide), _joined(sums, made[1].shape, 3, wide)
+    return _join_rows(ys, made[0].shape, 3, wide), _join_rows(sums, made[1].shape, 3, wide)
 
 
 # --- backward ------------------------------------------------------------------------------------
@@ -164,12 +164,12 @@ def attend_back(ring: GpuRing, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, del
             _add(dk, pair.keys.start, stored_product(F.swapaxes(flat, -1, -2), _flat(own), accum))
             _add(dq, pair.queries.start,
                  F.reshape(stored_product(flat, near, accum), own.shape))
-        mine = [_joined(d, x.shape, 2, wide) for d, x in ((dk, keys), (dv, values))]
+        mine = [_join_rows(d, x.shape, 2, wide) for d, x in ((dk, keys), (dv, values))]
         going = [a + b for a, b in zip(mine, going, strict=True)] if round_ else mine
         if ring.size > 1:
             count = len(ring.rows[ring.owner(round_ + 1)])  # behind the last round one's own
             going = [ring.sent_on(d, count) for d in going]
-    return _joined(dq, made[0].shape, 3, wide), going[0], going[1]
+    return _join_rows(dq, made[0].shape, 3, wide), going[0], going[1]
 
 
 def _add(sums: dict[int, Tensor], at: int, more: Tensor) -> None:

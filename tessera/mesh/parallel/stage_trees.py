@@ -22,7 +22,7 @@ from tessera.tensor import Tensor
 from ..collectives.functions import all_reduce
 from ..collectives.record import traces_whole_tensors
 from ..ranks.transport import Transport
-from ..tensor import DistTensor, brought
+from ..tensor import DistTensor, moved_to_mesh
 from ..world import transport
 from .stage_ranks import PipelineRanks
 from .tied_parameters import Tie
@@ -72,7 +72,7 @@ def over_stages(trees: Any, each: Callable[[list[Any]], Tensor],
     found = [each(leaves) for own, leaves in zip(trees, trees.counted(), strict=True)
              if own is not None]
     place = trees.place
-    mine, *more = map(_here, found or [each([])])  # those of a stage's ranks have the same
+    mine, *more = map(_local_tensor, found or [each([])])  # those of a stage's ranks have the same
     for x in more:
         mine = join(mine, x)
     if place.me is None:
@@ -82,11 +82,11 @@ def over_stages(trees: Any, each: Callable[[list[Any]], Tensor],
             "what all stages of a pipeline know together, in a compiled function of distributed "
             "tensors: its graph runs on the ranks of one stage", hint="ask outside of it: norm = "
             "ts.optim.global_norm(grads), for the function to take as norm=norm")
-    wide = brought(convert(mine, F64), place.mesh)
+    wide = moved_to_mesh(convert(mine, F64), place.mesh)
     return convert(all_reduce(wide, place.axis, op=op, mesh=place.mesh), mine.type)
 
 
-def _here(x: Tensor) -> Tensor:
+def _local_tensor(x: Tensor) -> Tensor:
     return x.local if isinstance(x, DistTensor) else x
 
 

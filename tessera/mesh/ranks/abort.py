@@ -125,7 +125,8 @@ def _short(kind: type[BaseException], error: TesseraError, trace: TracebackType 
 def _print_others(like: str) -> None:
     """Where the other ranks are. Those that have failed alike need no mention."""
     board = _board()
-    lines = [] if board is None else [p for p in board.places() if f": has failed: {like}" not in p]
+    lines = [] if board is None else [
+        p for p in board.rank_locations() if f": has failed: {like}" not in p]
     if lines:
         print("\n".join(["where the other ranks are:", *lines]), file=sys.stderr)
 

@@ -100,16 +100,16 @@ class CallSequence:
         mine, first = self.state[0], number - len(last)
         for i, (call, values) in enumerate(zip(last, given, strict=True), first):
             if mine - KEPT <= i < mine and self.calls[i % KEPT] != call:
-                return self._error(i, _told(call), _told(self.calls[i % KEPT]))
+                return self._error(i, _call_text(call), _call_text(self.calls[i % KEPT]))
             if mine - KEPT <= i < mine and (
                     error := self._given_error(i, call, *values)) is not None:
                 return error
         if number > mine and not end:
             self.waiting = told
         elif number > mine:
-            return self._error(mine, _told(last[max(0, mine - first)]), _NONE)
+            return self._error(mine, _call_text(last[max(0, mine - first)]), _NONE)
         elif number < mine and end:
-            return self._error(number, _NONE, _told(self.calls[number % KEPT]))
+            return self._error(number, _NONE, _call_text(self.calls[number % KEPT]))
         elif 0 < number > mine - KEPT and self.sums[(number - 1) % KEPT] != total:
             return MeshError(f"{self._what()}; it was before call {first}")
         return None
@@ -118,9 +118,9 @@ class CallSequence:
                      ) -> MeshError | None:
         """What is wrong with what a call was given, or calls in front of it that sent nothing."""
         samples, own = self.given[at % KEPT]
-        text, where = _told(call)
+        text, where = _call_text(call)
         for i, (x, y) in enumerate(zip(samples, theirs, strict=False)):
-            if x and y and not alike(x, y):
+            if x and y and not nearly_equal(x, y):
                 return self._differ(f"{_operands[call][i]}, in call {at} through NCCL, {text}",
                                     x, y, where)
         found = differing_operand([own, left])
@@ -151,7 +151,7 @@ class CallSequence:
                             mine[1])
 
 
-def alike(x: Sequence[float], y: Sequence[float]) -> bool:
+def nearly_equal(x: Sequence[float], y: Sequence[float]) -> bool:
     """Ranks on machines of two kinds may round differently what each computes for itself."""
     return all(math.isclose(a, b, rel_tol=TOLERANCE) or a != a and b != b
                for a, b in zip(x, y, strict=False))
@@ -172,12 +172,12 @@ def differing_operand(left: Sequence[LeftSamples]) -> tuple[str, list[Sequence[f
                 names, _, _, first, _ = next(k for k in by_rank if k and k[1] == calls)
                 values = [[k[3][i] if k else () for k in by_rank] for i in range(len(first))]
                 at = next((i for i, v in enumerate(values) if not all(
-                    alike(first[i], x) for x in v)), 0)
+                    nearly_equal(first[i], x) for x in v)), 0)
                 return f"{names[at]}, in {calls} call{'s' * (calls > 1)} of it", values[at]
     return None
 
 
-def _told(call: int) -> ToldCall:
+def _call_text(call: int) -> ToldCall:
     return _texts.get(call, ("another call", None))
 
 

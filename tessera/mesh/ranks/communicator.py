@@ -184,7 +184,7 @@ def communicator(group: Group, index: int, what: str = "") -> Communicator | Non
     return found
 
 
-def known(group: Group) -> bool | None:
+def uses_nccl(group: Group) -> bool | None:
     """Whether a group uses NCCL; None before its ranks have found out."""
     key = group.transport, group.ranks
     return _found[key] is not None if key in _found else None
@@ -247,4 +247,4 @@ def _have_own_gpus() -> bool:
     return count >= launched_here()
 
 
-__all__ = ["Communicator", "backend_of", "communicator", "join", "known", "no_nccl"]
+__all__ = ["Communicator", "backend_of", "communicator", "join", "no_nccl", "uses_nccl"]

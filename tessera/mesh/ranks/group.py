@@ -60,7 +60,7 @@ class Group:
                      label: MessageLabel) -> list[list[np.ndarray]]:
         """arrays[j], of these types, to member j in one message, and arrays of shapes[j] from it.
         """
-        sends = [_joined([*map(to_bytes, own, dtypes)]) for own in arrays]
+        sends = [_concatenate([*map(to_bytes, own, dtypes)]) for own in arrays]
         sizes = [[*map(byte_count, map(prod, own), dtypes)] for own in shapes]
         kinds = " ".join(dict.fromkeys(d.name for d in dtypes))
         got = self.swap_bytes(sends, [*map(sum, sizes)], label.of(kinds))
@@ -72,7 +72,7 @@ class Group:
         return found
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

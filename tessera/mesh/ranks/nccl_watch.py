@@ -152,7 +152,7 @@ def _reached(call: SentCall, done: Callable[[], bool]) -> MeshError | None:
                 "\n".join([f"rank {group.transport.rank} of {group.transport.size} has waited "
                            f"{call.limit_s} s for "
                            f"{ranks_text([r for r in others if r in late] or others)} in {text}, "
-                           "or in one before", *status_page.places()]), where=call.where,
+                           "or in one before", *status_page.rank_locations()]), where=call.where,
                 hint="that rank hangs, computes for longer, or is in another call. All ranks must "
                 "make this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
         time.sleep(POLL_S)

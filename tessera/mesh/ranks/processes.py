@@ -287,7 +287,7 @@ class ProcessTransport(Transport):
         late = sorted({r.peer for r in waiting})
         return StalledError(
             "\n".join([f"rank {self.rank} of {self.size} has waited {limit} s for "
-                       f"{ranks_text(late)} in {label.text}", *status_page.places()]),
+                       f"{ranks_text(late)} in {label.text}", *status_page.rank_locations()]),
             where=label.where,
             hint="that rank hangs, computes for longer, or is in another call. All ranks must make "
             "this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
@@ -299,7 +299,7 @@ class ProcessTransport(Transport):
             "\n".join([f"rank {self.rank} of {self.size} has waited {waited:.0f} s for "
                        f"{ranks_text(ranks)} in {label.text}; {'they are' if several else 'it is'} "
                        f"in no call of ours and {'have' if several else 'has'} used no core for "
-                       f"{self._usual_s:.0f} s", *status_page.places()]), where=label.where,
+                       f"{self._usual_s:.0f} s", *status_page.rank_locations()]), where=label.where,
             hint="that rank hangs or waits for something else. All ranks must make this call; "
             "TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
 

@@ -58,7 +58,7 @@ class World:
     links: dict[int, socket.socket]
 
 
-def meet(port: int) -> World:
+def join_world(port: int) -> World:
     """All ranks call it. port: where this one listens for the others. Raises StalledError when
     they do not come in config.comm_timeout seconds."""
     rank, size, limit = launched_rank(), launched_size(), config.comm_timeout
@@ -108,7 +108,7 @@ def _gather(mine: dict, end: float) -> World:
     with _listener() as listener:
         while len(found) < mine["size"]:
             try:
-                listener.settimeout(_left(end))
+                listener.settimeout(_seconds_left(end))
                 link, (host, *_) = listener.accept()
             except TimeoutError:
                 late = ranks_text([r for r in range(mine["size"]) if r not in found])
@@ -159,9 +159,9 @@ def _listener() -> socket.socket:
 
 # --- the others ----------------------------------------------------------------------------------
 def _call(mine: dict, end: float) -> World:
-    link = _found(end)
+    link = _connect_to_first(end)
     link.sendall(json.dumps(mine).encode() + b"\n")
-    link.settimeout(_left(end))
+    link.settimeout(_seconds_left(end))
     try:
         told = json.loads(_line(link))
     except (ConnectionError, ValueError):
@@ -172,13 +172,14 @@ def _call(mine: dict, end: float) -> World:
     return _world(told, link.getpeername()[0], {0: link})
 
 
-def _found(end: float) -> socket.socket:
+def _connect_to_first(end: float) -> socket.socket:
     """A connection to rank 0, once it listens. A name may come to be known while ranks wait."""
     while True:
         unknown = ""
-        for at in _places():
+        for at in _addresses_of_first():
             try:
-                link = socket.create_connection(at, min(_GREETING_S, _left(end) or _GREETING_S))
+                link = socket.create_connection(
+                    at, min(_GREETING_S, _seconds_left(end) or _GREETING_S))
             except socket.gaierror as error:
                 unknown = f"{at[0]}, where rank 0 is looked for, is no name known here: {error}"
                 break
@@ -193,10 +194,10 @@ def _found(end: float) -> socket.socket:
         time.sleep(_RETRY_S)
         if unknown and time.monotonic() >= end:
             raise MeshError(unknown, hint="MASTER_ADDR names the machine of rank 0")
-        _left(end)
+        _seconds_left(end)
 
 
-def _places() -> Iterator[tuple[str, int]]:
+def _addresses_of_first() -> Iterator[tuple[str, int]]:
     host, port = address()
     yield from ((host, port + i) for i in range(PORTS))
 
@@ -211,7 +212,7 @@ def _world(told: dict, master: str, links: dict[int, socket.socket]) -> World:
 
 
 # --- both ----------------------------------------------------------------------------------------
-def _left(end: float) -> float | None:
+def _seconds_left(end: float) -> float | None:
     """Seconds that are left, None for ever. Raises TimeoutError when there are none."""
     left = end - time.monotonic()
     if left <= 0:
@@ -234,4 +235,4 @@ def _is_local(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-__all__ = ["World", "address", "meet"]
+__all__ = ["World", "address", "join_world"]

@@ -99,7 +99,7 @@ note = partial(_put, CALL)  # the call that the next messages belong to, with th
 
 
 # --- what is asked --------------------------------------------------------------------------------
-def places() -> list[str]:
+def rank_locations() -> list[str]:
     """A line for each place where other ranks of this machine are; none without a watcher."""
     return (_ask(ASK) or "").splitlines()
 

@@ -23,7 +23,7 @@ from ..errors import MeshError
 from .abort import end_by
 from .end_all import EndAll
 from .launcher import launched_rank, launched_size
-from .rendezvous import meet
+from .rendezvous import join_world
 from .waiting import never_started
 from .wire import MAX_TAG, ProcessWire, WireBatch
 
@@ -159,7 +159,7 @@ class TcpWire(ProcessWire):
     def __init__(self) -> None:
         self.rank, self.size = launched_rank(), launched_size()
         with socket.create_server(("", 0), backlog=self.size) as listener:
-            world = meet(listener.getsockname()[1])
+            world = join_world(listener.getsockname()[1])
             self._all = EndAll(self.rank, world.links, world.hosts)
             end_by(self.stop)
             links = _connect(self.rank, listener, world.addresses, world.token)

@@ -259,7 +259,7 @@ def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int, wide: 
     made: list[Tensor] = []
 
     def behind(y: Tensor) -> Tensor:
-        y = _behind(step, y, rank)
+        y = _apply_epilogue(step, y, rank)
         return apply(COPIED, y) if copied else y
 
     for c, (lo, hi) in enumerate(_cuts(blocks.shape[1], step.shares)):
@@ -288,11 +288,11 @@ def _reduced(step: CutProduct, y: Tensor, rank: int, blocks: bool) -> Tensor:
     if hop.kind == ALL_REDUCED:
         return apply(ALL_REDUCE, y, hop=hop, rank=rank, type=y.type, what=_what(step, hop),
                      blocks=BLOCKS)[0]
-    made = _moved(step, y, hop, rank)
+    made = _apply_hop(step, y, hop, rank)
     return F.reshape(made, tuple(made.shape[1:])) if blocks else made
 
 
-def _moved(step: CutProduct, y: Tensor, hop: Hop, rank: int) -> Tensor:
+def _apply_hop(step: CutProduct, y: Tensor, hop: Hop, rank: int) -> Tensor:
     whole = tuple(d * hop.source.parts(i) for i, d in enumerate(y.shape))
     return apply_hops([y], [hop], rank, [whole], _what(step, hop), BLOCKS)[0]
 
@@ -311,12 +311,12 @@ def _of_blocks(hop: Hop) -> Hop:
                                                                         Split(hop.axes)))
 
 
-def _behind(step: CutProduct, y: Tensor, rank: int) -> Tensor:
+def _apply_epilogue(step: CutProduct, y: Tensor, rank: int) -> Tensor:
     y = as_sent(y, step.move.value.aval.type)
     for op in step.behind:
         with at_line(op.node.where):
             y = apply(op.node.op, y, **op.node.attrs)
-    return _moved(step, y, step.halves[1], rank) if step.halves else y
+    return _apply_hop(step, y, step.halves[1], rank) if step.halves else y
 
 
 __all__ = ["cut_products", "run_cut"]

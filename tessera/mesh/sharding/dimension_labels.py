@@ -61,7 +61,7 @@ def labels_of(node: Node) -> NodeLabels:
         return NodeLabels(*_reshape(extents(ins[0]), extents(outs[0])))
     axes = node.op.axes
     if axes is None or not all(isinstance(n, int) for a in (*ins, *outs) for n in a.shape):
-        return NodeLabels(tuple(_whole(a) for a in ins), tuple(_whole(a) for a in outs))
+        return NodeLabels(tuple(_no_labels(a) for a in ins), tuple(_no_labels(a) for a in outs))
     text = axes if isinstance(axes, str) else axes(*ins, **node.attrs)
     if can_mask(node):
         text = text.replace("_", SPLIT)
@@ -70,7 +70,7 @@ def labels_of(node: Node) -> NodeLabels:
     return _named(specs[0], ins, specs[1], outs)
 
 
-def _whole(aval: Aval) -> Labels:
+def _no_labels(aval: Aval) -> Labels:
     return (None,) * aval.ndim
 
 

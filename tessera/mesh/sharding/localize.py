@@ -126,7 +126,7 @@ def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool 
                 _take(step, env, rank)
         return [env[held] for held in made.outputs]
 
-    avals = [_part(v, layout, rank) for v, layout in made.inputs]
+    avals = [_local_aval(v, layout, rank) for v, layout in made.inputs]
     return trace(body, avals, f"{made.graph.name} on rank {rank}")
 
 
@@ -162,7 +162,7 @@ def _returned(made: Propagated) -> set[Held]:
     return found
 
 
-def _part(v: Value, layout: Layout, rank: int) -> Aval:
+def _local_aval(v: Value, layout: Layout, rank: int) -> Aval:
     return Aval(local_shape(layout, extents(v.aval), rank, v.aval.dtype),
                 v.aval.type)
 
@@ -295,9 +295,9 @@ def _run(step: PartitionedOp, env: LocalValues, rank: int) -> tuple[Tensor, ...]
         return (special(node, parts, step.outs[0], rank),)
     attrs = node.attrs
     if is_masked(node, step.ins, step.outs):
-        own = _part(node.outputs[0], step.outs[0], rank)
+        own = _local_aval(node.outputs[0], step.outs[0], rank)
         return (run_masked(node, parts, step.ins, step.outs, rank, extents(own)),)
-    wanted = [_part(v, at, rank) for v, at in zip(node.outputs, step.outs, strict=True)]
+    wanted = [_local_aval(v, at, rank) for v, at in zip(node.outputs, step.outs, strict=True)]
     if node.op.local is not None:
         attrs = {**attrs, **node.op.local(attrs, [tuple(p.shape) for p in parts],
                                           [a.shape for a in wanted])}

@@ -211,18 +211,19 @@ def planned(steps: Iterable[Step]) -> CollectivePlan:
             found += (replace(c, times=c.times * step.times, inside=True)
                       for body in step.bodies for c in planned(body.steps))
             if step.placed:
-                found.append(_placed(step, step.placed))
+                found.append(_planned_collective(step, step.placed))
             continue
         moves = step.moves if isinstance(step, Together) else \
             (step,) if isinstance(step, LayoutHop) else ()
         if moves and moves[0].hop.kind not in ("slice", "term"):
             early = isinstance(step, LayoutHop) and asked(step.where, step.hop)
-            found.append(replace(_planned(moves), beside=_beside(steps, i) if early else None,
+            beside = _ops_in_flight(steps, i) if early else None
+            found.append(replace(_planned(moves), beside=beside,
                                  parts=beside_own.get(moves[0], "")))
     return CollectivePlan(found)
 
 
-def _beside(steps: Sequence[Step], i: int) -> int:
+def _ops_in_flight(steps: Sequence[Step], i: int) -> int:
     """How many ops lie between a move and the first step that reads what it brings."""
     move, count = steps[i], 0
     assert isinstance(move, LayoutHop)
@@ -257,7 +258,7 @@ def _wide(move: LayoutHop) -> str:
     return "" if wide == own else str(wide)
 
 
-def _placed(step: PartitionedOp, elements: float) -> PlannedCollective:
+def _planned_collective(step: PartitionedOp, elements: float) -> PlannedCollective:
     node, out = step.node, step.outs[0]
     axes = crossed(node, step.ins, out)
     aval = node.outputs[0].aval

@@ -44,7 +44,7 @@ def reshaped(node: Node, given: Sequence[Layout]) -> tuple[Layout, Layout] | Non
         joins = len(b) == 1
         own = ([at.splits[d] for d in a], [source[d] for d in a]) if joins else (
             [at.splits[a[0]]], [target[d] for d in b])
-        made = (_joined if joins else _parted)(*own, at.mesh) if 1 in (len(a), len(b)) else None
+        made = (_merged if joins else _parted)(*own, at.mesh) if 1 in (len(a), len(b)) else None
         if made is None:
             return None
         for d, split in zip(b, made, strict=True):
@@ -53,7 +53,7 @@ def reshaped(node: Node, given: Sequence[Layout]) -> tuple[Layout, Layout] | Non
     return (at, Layout(at.mesh, tuple(splits))) if found else None
 
 
-def _joined(splits: Sequence[Split], shape: Sequence[int], mesh: Mesh) -> list[Split] | None:
+def _merged(splits: Sequence[Split], shape: Sequence[int], mesh: Mesh) -> list[Split] | None:
     """The split of dimensions of this shape as one."""
     first, second, *rest = splits
     n, rows = mesh.size(second.axes), mesh.size(first.axes)

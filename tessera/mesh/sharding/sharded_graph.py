@@ -144,9 +144,9 @@ class ShardedProgram:
         """"nccl" or "host"; "" before its ranks have found out, and of a mesh of hosts."""
         if not computes_on_gpus(self.mesh) or not is_here(self.mesh):
             return ""
-        from ..ranks.communicator import known  # it stands on NCCL, which few need
+        from ..ranks.communicator import uses_nccl  # it stands on NCCL, which few need
 
-        found = known(make_group(self.mesh, None))
+        found = uses_nccl(make_group(self.mesh, None))
         return "" if found is None else "nccl" if found else "host"
 
     @functools.cached_property

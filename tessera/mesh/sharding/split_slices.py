@@ -116,8 +116,8 @@ def boxes(operands: tuple[Shift, ...], target: Layout, shape: Shape, dtype: DTyp
                     if meet is None:
                         continue
                     giver = rank if rank in ranks else min(ranks, key=lambda r: (load[r], r))
-                    made = Box(giver, rank, number, _moved(meet, span, at),
-                               _moved(meet, box, piece.at))
+                    made = Box(giver, rank, number, _within_part(meet, span, at),
+                               _within_part(meet, box, piece.at))
                     load[giver] += made.size if giver != rank else 0
                     found.append(made)
     return tuple(found)
@@ -139,7 +139,7 @@ def _overlap(a: Span, b: Span) -> Span | None:
     return meet if all(lo < hi for lo, hi in meet) else None
 
 
-def _moved(span: Span, outer: Span, at: Shape) -> Span:
+def _within_part(span: Span, outer: Span, at: Shape) -> Span:
     """A span within a piece, in coordinates of the part that has the piece at `at`."""
     return tuple((lo - o[0] + a, hi - o[0] + a)
                  for (lo, hi), o, a in zip(span, outer, at, strict=True))
@@ -174,8 +174,8 @@ def place_attrs(node: Node, ins: Sequence[Layout], out: Layout, rank: int) -> di
             "filled": node.op.name == "pad", "what": f"{node.op.name} of {aval}"}
 
 
-def _place(*parts: np.ndarray, boxes: tuple[Box, ...], rank: int, world: Shape, shape: Shape,
-           filled: bool, type: Any, what: str) -> np.ndarray:
+def _copy_pieces(*parts: np.ndarray, boxes: tuple[Box, ...], rank: int, world: Shape, shape: Shape,
+                 filled: bool, type: Any, what: str) -> np.ndarray:
     out = np.full(shape, parts[-1], parts[0].dtype) if filled else np.empty(shape, parts[0].dtype)
     to, come = defaultdict(list), defaultdict(list)
     for b in boxes:
@@ -221,7 +221,7 @@ def _place_on_gpu(*parts: Tensor, boxes: tuple[Box, ...], rank: int, world: Shap
 PLACE = GraphOp(
     "mesh_place",
     shape=lambda *xs, shape, **attrs: Aval(shape, xs[0].type),
-    ref=_place, effects=frozenset({"collective"}), expand_gpu=_place_on_gpu,
+    ref=_copy_pieces, effects=frozenset({"collective"}), expand_gpu=_place_on_gpu,
     differentiable=False,
     doc="boxes of the operands put into a part of the result, from the ranks that have them",
 )

@@ -9,8 +9,8 @@ from tessera.errors import UnsupportedTargetError
 from tessera.lazy_dataclass import dataclass
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.build import Built, CompileJob, MachineCode, build, job_of
+from tessera.tile.cuda.emit.attention_backward import THREADS, emit_backward
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Emitter, Parameter
-from tessera.tile.cuda.emit.in_turn import THREADS, emit_in_turn
 from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
@@ -135,7 +135,7 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
     library's gradient of attention in turn has a form of its own."""
     require_registers(function, target)
     function = pick_elements(function)
-    pairs = None if checked else emit_in_turn(function, target, facts)
+    pairs = None if checked else emit_backward(function, target, facts)
     if pairs is not None:
         return EmittedKernel(function, pairs, THREADS, "clusters")
     if (laid := laid_parameter(function)) is not None:

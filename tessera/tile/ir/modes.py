@@ -4,6 +4,7 @@ from __future__ import annotations
 
 FAST_MATH = "fast_math"  # divisions, roots and functions of f32 may be approximations
 ORDERED = "ordered"  # sums of floats by atomics, whose order nobody knows, are errors
-IN_TURN = "in_turn"  # it is the library's gradient of attention, emit/in_turn.py has its source
+# It is the library's gradient of attention, whose source is emit/attention_backward.py.
+FUSED_BACKWARD = "attention_backward"
 
-__all__ = ["FAST_MATH", "IN_TURN", "ORDERED"]
+__all__ = ["FAST_MATH", "FUSED_BACKWARD", "ORDERED"]

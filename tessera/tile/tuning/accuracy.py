@@ -116,17 +116,17 @@ def outputs(function: Function, given: dict[str, Any], result: Any) -> dict[str,
 def on_host(x: Any) -> np.ndarray:
     """An array or number as NumPy's."""
     if isinstance(x, Array):
-        return _plain(np.asarray(decode(x.array, x.dtype)))
+        return _as_f64(np.asarray(decode(x.array, x.dtype)))
     library = type(x).__module__.partition(".")[0]
     if library == "torch":
         x = x.detach().cpu()
         x = (x.double() if x.is_floating_point() else x).numpy()
     elif library == "cupy":
         x = x.get()
-    return _plain(np.asarray(x))
+    return _as_f64(np.asarray(x))
 
 
-def _plain(x: np.ndarray) -> np.ndarray:
+def _as_f64(x: np.ndarray) -> np.ndarray:
     return x if x.dtype.kind in "biu" else x.astype(np.float64)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
+from ....kernels.cards import multiprocessors_of
 from ....kernels.row_blocks import STRIPS, strip_count
 from ....lazy_dataclass import dataclass
 from ....numerics import as_type
@@ -42,7 +43,7 @@ MOST_BLOCKS = 4  # of a group's columns
 # the other waits, in narrower blocks: layer norm's gradient of rows of 8192 takes 122 us in place
 # of 148 with rows held whole, rms norm's 114 and 119; of 4096 columns the latter is quicker (2^26
 # elements of bf16, H200, 2026-11-26).
-LEAST, SHARED, SHARED_BLOCK, SHARED_WARPS, SHARED_STRIPS = 4096, 8192, 2048, 8, 264
+LEAST, SHARED, SHARED_BLOCK, SHARED_WARPS, BESIDE = 4096, 8192, 2048, 8, 2
 MOST_SUMS = 8  # blocks of sums that lanes have registers for
 # Rows in shared memory, of which one is worked on: two, and three where the groups of a cluster
 # wait for each other twice a row, or a group that is alone on a multiprocessor does, which then
@@ -95,9 +96,9 @@ def long_strips(R: int, C: int, chip: Generation) -> LongStrips | None:
     """How strips of long rows are cut; None where they are not whole blocks."""
     whole = chip.group_shared_bytes
     if C <= SHARED:
-        if C % SHARED_BLOCK or (rows := _rows(R, SHARED_STRIPS)) < 2:
+        if C % SHARED_BLOCK or (rows := _rows(R, BESIDE * multiprocessors_of(chip))) < 2:
             return None
-        return LongStrips(rows, 1, C, whole // 2 - KEPT_BYTES, 2)
+        return LongStrips(rows, 1, C, whole // BESIDE - KEPT_BYTES, BESIDE)
     for n in STRIPS:
         S = C // n
         if n <= chip.cluster_groups and C % (n * BLOCK) == 0 and S <= MOST_BLOCKS * BLOCK:

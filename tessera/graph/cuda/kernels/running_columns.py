@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ....kernels.matmul_plan import card_for
+from ....kernels.cards import multiprocessors_of
 from ....lazy_dataclass import dataclass
 from ....runtime.generations import Generation
 from ....tile.ir.schedule import Schedule
@@ -109,7 +109,7 @@ def _block(C: int) -> tuple[int, int]:
 
 def one_wave(chip: Generation) -> int:
     """The groups that run at once."""
-    return CLOSE * card_for(chip.warpgroup_matmul).multiprocessors
+    return CLOSE * multiprocessors_of(chip)
 
 
 def running_blocks(extents: tuple[int, int, int], writes: Sequence[GroupOperand],

@@ -23,8 +23,13 @@ from ....kernels.attention_backward import (
     queries_block,
     sums_products,
 )
-from ....kernels.attention_in_turn import QUERIES, attention_in_turn, in_turn
+from ....kernels.attention_fused_backward import (
+    QUERIES,
+    attention_fused_backward,
+    fused_backward_plan,
+)
 from ....kernels.attention_scores import LOG2E, ScoreRule
+from ....kernels.cards import multiprocessors_of
 from ....kernels.decode_attention import (
     KERNELS,
     PAGED,
@@ -36,7 +41,6 @@ from ....kernels.decode_attention import (
     streams,
     takes_keys,
 )
-from ....kernels.matmul_plan import card_for
 from ....numerics import DType, NumericType, as_type
 from ....runtime.generations import GENERATIONS, Generation
 from ....tensor import Tensor
@@ -118,9 +122,10 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     spanned = spans is not None
     plain = not (spanned or masked or window or cap or score)
     if plain and not causal and not sums and heads == keys and D == E and (
-            own := _in_turn(*held, S, T, heads, types)):
+            own := _fused_backward_plan(*held, S, T, heads, types)):
         delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
-        _add_in_turn((Q, K, V, G, F.reshape(lse, (heads, S)), delta), (dQ, dK, dV), scale, **own)
+        _launch_fused_backward((Q, K, V, G, F.reshape(lse, (heads, S)), delta), (dQ, dK, dV),
+                               scale, **own)
         return tuple(F.reshape(x, like.shape)
                      for x, like in zip((dQ, dK, dV), (q, k, v), strict=True))
     of_queries, of_keys = (None, None) if spans is None else _both_spans(spans, T)
@@ -151,21 +156,21 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
                     for i, x in enumerate((q, k, v)) if i in sums)
 
 
-def _in_turn(dtype: DType, width: int, chip: Generation, S: int, T: int, heads: int,
-             types: tuple[NumericType, ...]) -> dict[str, int] | None:
+def _fused_backward_plan(dtype: DType, width: int, chip: Generation, S: int, T: int, heads: int,
+                         types: tuple[NumericType, ...]) -> dict[str, int] | None:
     """What the one kernel is given, where it is taken. Where stores are watched or accesses checked
     it would have a form that is slow."""
     if config.numerics != "off" or config.debug or any(t.dtype is not dtype for t in types):
         return None
-    return in_turn(dtype, S, T, width, heads, chip, card_for(chip.warpgroup_matmul).multiprocessors)
+    return fused_backward_plan(dtype, S, T, width, heads, chip, multiprocessors_of(chip))
 
 
-def _add_in_turn(operands: Sequence[Tensor], results: Sequence[Tensor], scale: float, *,
-                 heads: int, slots: int) -> None:
+def _launch_fused_backward(operands: Sequence[Tensor], results: Sequence[Tensor], scale: float, *,
+                           heads: int, slots: int) -> None:
     """The one kernel, with memory for its sums and the words that say whose turn it is."""
     _, S, D = tuple(operands[0].shape)
     turns = F.zeros((2 * slots * (S // QUERIES) + 1,), I32)
-    attention_in_turn(*operands, F.zeros((slots, S, D)), turns, *results, scale, heads=heads,
+    attention_fused_backward(*operands, F.zeros((slots, S, D)), turns, *results, scale, heads=heads,
                       slots=slots)
 
 
@@ -202,7 +207,8 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     most = min(T, window + S) if window else T
     plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype, queries=S,
                        streamed=score is None and streams(GENERATIONS[chip], D, E),
-                       groups=GENERATIONS[chip].most_cluster_groups)
+                       groups=GENERATIONS[chip].most_cluster_groups,
+                       multiprocessors=multiprocessors_of(GENERATIONS[chip]))
     count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
     spans: dict[str, Any] = {}
     for x in (x for x in rest if x.ndim):
@@ -257,7 +263,8 @@ def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count:
     most = min(L * T, window + S) if window else L * T
     plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T, queries=S,
                        streamed=streams(GENERATIONS[chip], D, E),
-                       groups=GENERATIONS[chip].most_cluster_groups)
+                       groups=GENERATIONS[chip].most_cluster_groups,
+                       multiprocessors=multiprocessors_of(GENERATIONS[chip]))
     parts, lse = _split_results(plan, (C, R, E), types[0])
     kernel = planned(next(x for x in PAGED if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),

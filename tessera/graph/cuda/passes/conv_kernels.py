@@ -16,6 +16,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from ....kernels.cards import multiprocessors_of
 from ....kernels.conv import Geometry, conv_filters, conv_images
 from ....numerics import Policy, as_type
 from ....runtime.generations import Generation
@@ -25,9 +26,9 @@ from ...expand import Rule, expand_by
 from ...ir import Graph, Node, Value, readers_of
 from ...op import Aval, GraphOp
 from ...operand import convert
-from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
+from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT, CONVOLUTIONS
 from ...trace import apply
-from .depthwise_convs import DEPTHWISE, is_depthwise
+from .depthwise_convs import depthwise_rules, is_depthwise
 from .window_kernels import (
     POINTS,
     few_channel_rules,
@@ -42,7 +43,7 @@ from .window_kernels import (
 
 F32 = as_type("f32")
 LEAST = 16  # channels of a group: the depth of one mma of 16 bits
-GROUPS = 264  # of threads that keep a large chip busy: two for each multiprocessor of an H100
+GROUPS_PER_MULTIPROCESSOR = 2
 
 
 def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
@@ -66,11 +67,11 @@ def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
 def _launch_of(node: Node, chip: Generation) -> Rule | None:
     """The launches that a convolution, or an adjoint of one, becomes."""
     if is_depthwise(node):
-        return DEPTHWISE[node.op]
+        return depthwise_rules(chip)[node.op]
     if not _is_taken(node):
         return None
     full = prod(_window(node)) > 1 and _channels(node) >= LEAST
-    return _unfolded(node, chip) or (RULES[node.op] if full else None)
+    return _unfolded(node, chip) or (_gathered_rules(chip)[node.op] if full else None)
 
 
 def _unfolded(node: Node, chip: Generation) -> Rule | None:
@@ -147,7 +148,7 @@ def _rounded(graph: Graph, launches: Container[Node]) -> Graph:
 
 
 def _is_taken(node: Node) -> bool:
-    if node.op not in RULES:
+    if node.op not in CONVOLUTIONS:
         return False
     avals = [v.aval for v in (*node.inputs, *node.outputs)]
     if not all(isinstance(n, int) and n for a in avals for n in a.shape) or avals[0].ndim > 4:
@@ -199,14 +200,15 @@ def _multiplied(x: Tensor, w: Tensor, geometry: Geometry, groups: int, channels:
     return Y
 
 
-def _conv_filter(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
+def _conv_filter(chip: Generation, x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                  **attrs: Any) -> Tensor:
     """In parts of some images each, so that there are enough groups of threads, then added."""
     geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
     n, C, M = x.shape[0], x.shape[1] // groups, g.shape[1] // groups
     m, c, k = _blocks(M, C, prod(g.shape[2:]))
     blocks = -(-M // m) * -(-C // c) * groups * geometry.taps
-    images = -(-n // min(n, max(1, GROUPS // blocks)))
+    wanted = GROUPS_PER_MULTIPROCESSOR * multiprocessors_of(chip)
+    images = -(-n // min(n, max(1, wanted // blocks)))
     D = F.zeros((-(-n // images), groups * geometry.taps, M, C))
     G = F.reshape(g, (n * groups, M, prod(g.shape[2:])))
     conv_filters(_pixels(x, groups), G, D, geometry, groups=groups, images=images, BM=m, BN=c,
@@ -239,6 +241,8 @@ def _blocks(rows: int, columns: int, depth: int) -> tuple[int, int, int]:
     return m, n, next((size for size in (16, 32) if depth <= size), 64)
 
 
-RULES: dict[GraphOp, Rule] = {CONV: _conv, CONV_INPUT: _conv_input, CONV_FILTER: _conv_filter}
+def _gathered_rules(chip: Generation) -> dict[GraphOp, Rule]:
+    return {CONV: _conv, CONV_INPUT: _conv_input, CONV_FILTER: partial(_conv_filter, chip)}
+
 
 __all__ = ["use_conv_kernels"]

@@ -6,9 +6,11 @@ Images [N, C, H, W] are transposed in front and results behind, as where copies 
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
+from ....kernels.cards import multiprocessors_of
 from ....kernels.conv import Geometry
 from ....kernels.depthwise import (
     depthwise_backward,
@@ -18,13 +20,14 @@ from ....kernels.depthwise import (
     strips_of,
 )
 from ....numerics import as_type
+from ....runtime.generations import Generation
 from ....tensor import Tensor
 from ....tile.ir.schedule import Schedule
 from ... import functions as F
 from ...expand import Rule
 from ...ir import Node
 from ...op import GraphOp
-from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
+from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT, CONVOLUTIONS
 from .window_kernels import geometry_of, images_of, pixels, results_of
 
 F32 = as_type("f32")
@@ -32,12 +35,12 @@ BLOCK = 1024  # elements
 MOST_CHANNELS = 64  # of a block
 MOST_COLUMNS = 32  # of a window, which are unrolled
 MANY, NARROW = 3, Schedule(warps=8)  # parts of a row, of which threads have half as many channels
-GROUPS = 1056  # of threads that add up filters: eight for each multiprocessor of an H100
+GROUPS_PER_MULTIPROCESSOR = 8  # that add up filters
 
 
 def is_depthwise(node: Node) -> bool:
     """Whether each group of a convolution, or of an adjoint of one, has one channel."""
-    if node.op not in DEPTHWISE:
+    if node.op not in CONVOLUTIONS:
         return False
     avals = [v.aval for v in (*node.inputs, *node.outputs)]
     if not all(isinstance(n, int) and n for a in avals for n in a.shape) or avals[0].ndim > 4:
@@ -86,11 +89,13 @@ def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, roun
     return images_of(D, (g.shape[0], *spatial))
 
 
-def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int, **attrs: Any) -> Tensor:
+def weights(chip: Generation, x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
+            **attrs: Any) -> Tensor:
     """In parts of the places, then added."""
     geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
     Q, C, block = _strips(g.shape[0], geometry), g.shape[1], _block(g.shape[1])
-    parts = max(1, GROUPS // (-(-C // block["BN"]) * geometry.window[0]))
+    wanted = GROUPS_PER_MULTIPROCESSOR * multiprocessors_of(chip)
+    parts = max(1, wanted // (-(-C // block["BN"]) * geometry.window[0]))
     depth = -(-Q // (parts * block["BM"])) * block["BM"]
     X, G, made = _repeated(x, C // groups), pixels(g), list[Tensor]()
     for part in row_parts(geometry):
@@ -118,7 +123,8 @@ def _block(channels: int) -> dict[str, int]:
     return {"BM": BLOCK // columns, "BN": columns}
 
 
-DEPTHWISE: dict[GraphOp, Rule] = {CONV: forward, CONV_INPUT: backward, CONV_FILTER: weights}
+def depthwise_rules(chip: Generation) -> dict[GraphOp, Rule]:
+    return {CONV: forward, CONV_INPUT: backward, CONV_FILTER: partial(weights, chip)}
 
 
-__all__ = ["DEPTHWISE", "is_depthwise"]
+__all__ = ["depthwise_rules", "is_depthwise"]

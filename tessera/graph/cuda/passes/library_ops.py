@@ -11,20 +11,19 @@ from math import prod
 from typing import Any
 
 from ....errors import SourceLine
+from ....kernels.cards import Card, card_for
 from ....kernels.matmul_blocks import (
     BLOCKS,
     FP8_COLUMNS,
     LARGE,
     PAIRS_US,
     USUAL,
-    Card,
     MatmulBlocks,
     MatmulExtents,
     choose_blocks,
     default_block,
     short_sums,
 )
-from ....kernels.matmul_plan import card_for
 from ....lazy_dataclass import dataclass
 from ....numerics import NumericType
 from ....runtime.generations import WarpgroupMatmul

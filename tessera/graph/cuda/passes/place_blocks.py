@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ....kernels.cards import Card
 from ....kernels.matmul_blocks import (
     BLOCKS,
     LARGE,
     PAIRS_US,
     TRANSPOSED_US,
-    Card,
     MatmulBlocks,
     MatmulExtents,
     or_narrow,

@@ -10,16 +10,20 @@ have kernels of the library, which choose the parts themselves.
 
 from __future__ import annotations
 
+from ....kernels.cards import multiprocessors_of
+from ....runtime.generations import Generation
 from ...ir import Graph, Node, Value
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 
 BLOCK = 64  # rows and columns of the result that a group has, about
 LEAST = 256  # rows of a part
-GROUPS = 264  # about two for each multiprocessor of a large GPU
+GROUPS_PER_MULTIPROCESSOR = 2  # about
 
 
-def split_k(graph: Graph) -> Graph:
+def split_k(graph: Graph, chip: Generation) -> Graph:
+    wanted = GROUPS_PER_MULTIPROCESSOR * multiprocessors_of(chip)
+
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "matmul" or any(
                 v.aval.type.dtype.name != "f32" or v.aval.ndim != 2
@@ -29,7 +33,7 @@ def split_k(graph: Graph) -> Graph:
         a, b = inputs
         turned = rw.made_by(a, "transpose")
         (M, K), (_, N) = extents_of(a), extents_of(b)
-        parts = _split_count(M, K, N)
+        parts = _split_count(M, K, N, wanted)
         if turned is None or parts == 1:
             return None
         (rows,) = turned.inputs
@@ -43,10 +47,10 @@ def split_k(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _split_count(M: int, K: int, N: int) -> int:
-    """Into how many parts of one extent the axis is split; 1: it is not."""
+def _split_count(M: int, K: int, N: int, wanted: int) -> int:
+    """Into how many parts of one extent the axis is split; 1: it is not. wanted: groups in all"""
     groups = max(1, -(-M // BLOCK) * -(-N // BLOCK))
-    most = min(K // LEAST, GROUPS // groups)
+    most = min(K // LEAST, wanted // groups)
     return next((p for p in range(most, 3, -1) if K % p == 0), 1)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
+from ....kernels.cards import card_for
 from ....kernels.conv import (
     Geometry,
     conv_backward,
@@ -20,7 +21,6 @@ from ....kernels.conv import (
     conv_weights,
 )
 from ....kernels.matmul_blocks import BLOCK_US, MatmulBlocks, MatmulExtents, choose_blocks
-from ....kernels.matmul_plan import card_for
 from ....numerics import as_type
 from ....runtime.generations import Generation, WarpgroupMatmul
 from ....tensor import Tensor

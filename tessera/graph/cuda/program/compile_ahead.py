@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ....kernels.matmul_plan import known_cards, planning_for
+from ....kernels.cards import known_cards, planning_for
 from ....kernels.routine import ForeignArray
 from ....kernels.row_blocks import ASKED, CLUSTER_COUNTS
 from ....runtime.cache import CacheEntry

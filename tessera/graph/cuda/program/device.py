@@ -13,7 +13,7 @@ from .... import config
 from ....runtime.buffer import DeviceBuffer
 from ....runtime.device import device
 from ....tensor import Tensor
-from ....tile.ir.modes import IN_TURN
+from ....tile.ir.modes import FUSED_BACKWARD
 from ....tile.launch.resident import offload
 from ...donation import alone
 from ...ir import Graph, Node
@@ -164,7 +164,7 @@ class DeviceExecutable:
     def _looked_into(self) -> CudaProgram:
         """The program while stores are watched or accesses checked: lowered under these settings
         where it has a kernel that is slow then, see attention_kernels.py."""
-        if not any(IN_TURN in k.call.kernel.modes for k in self.program.node_kernels):
+        if not any(FUSED_BACKWARD in k.call.kernel.modes for k in self.program.node_kernels):
             return self.program
         with collection_paused():
             return CudaProgram(self.graph, self.device.target, self.donated[:self._given_up],

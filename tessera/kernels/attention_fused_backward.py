@@ -20,7 +20,7 @@ from ..numerics import DType, f32, i32
 from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
-from ..tile.ir.modes import IN_TURN
+from ..tile.ir.modes import FUSED_BACKWARD
 from ..tile.kernel.decorator import kernel
 from .attention_scores import LOG2E
 
@@ -28,12 +28,13 @@ KEYS, QUERIES, WIDTH = 256, 64, 128  # of a group, of a block, of a head
 
 
 @kernel(grid=lambda C, T, BM: C * (T // BM), overwrites=("dQ", "dK", "dV", "sums"))
-def attention_in_turn(Q: Tensor["C", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "D"],
-                      G: Tensor["C", "S", "D"], lse: Tensor["C", "S", f32],
-                      delta: Tensor["C", "S", f32], sums: Tensor["Z", "S", "D", f32],
-                      turns: Tensor["W", i32], dQ: Tensor["C", "S", "D"],
-                      dK: Tensor["C", "T", "D"], dV: Tensor["C", "T", "D"], scale: f32, heads=1,
-                      slots=1, BM=KEYS, BN=QUERIES):
+def attention_fused_backward(Q: Tensor["C", "S", "D"], K: Tensor["C", "T", "D"],
+                             V: Tensor["C", "T", "D"], G: Tensor["C", "S", "D"],
+                             lse: Tensor["C", "S", f32], delta: Tensor["C", "S", f32],
+                             sums: Tensor["Z", "S", "D", f32], turns: Tensor["W", i32],
+                             dQ: Tensor["C", "S", "D"], dK: Tensor["C", "T", "D"],
+                             dV: Tensor["C", "T", "D"], scale: f32, heads=1, slots=1, BM=KEYS,
+                             BN=QUERIES):
     """dV = P' G, dK = scale dS' Q and dQ = scale dS K, where dS = P (G V' - delta).
 
     heads: side by side, which divides their number
@@ -73,7 +74,7 @@ def attention_in_turn(Q: Tensor["C", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     dV[c, k0:k0+M, :] = dv
 
 
-attention_in_turn.modes = (IN_TURN,)
+attention_fused_backward.modes = (FUSED_BACKWARD,)
 
 SHORTEST = 1024  # queries and keys
 # Of the time that multiprocessors have, pairs of blocks work so much at least: the last wave is not
@@ -83,8 +84,8 @@ SHORTEST = 1024  # queries and keys
 LEAST_USED = 0.9
 
 
-def in_turn(dtype: DType, queries: int, keys: int, width: int, heads: int, chip: Generation,
-            multiprocessors: int) -> dict[str, int] | None:
+def fused_backward_plan(dtype: DType, queries: int, keys: int, width: int, heads: int,
+                        chip: Generation, multiprocessors: int) -> dict[str, int] | None:
     """How many heads lie side by side, and have sums in memory, twice as many, so that a head does
     not wait for the one whose place it takes. None where two kernels are as quick."""
     if dtype.name not in ("bf16", "f16") or chip.warpgroup_matmul is None or width != WIDTH or (
@@ -100,4 +101,4 @@ def in_turn(dtype: DType, queries: int, keys: int, width: int, heads: int, chip:
     return {"heads": beside, "slots": min(heads, 2 * beside)}
 
 
-__all__ = ["KEYS", "QUERIES", "WIDTH", "attention_in_turn", "in_turn"]
+__all__ = ["KEYS", "QUERIES", "WIDTH", "attention_fused_backward", "fused_backward_plan"]

@@ -10,10 +10,10 @@ import tessera as ts
 import tile_gpu
 from ptx_harness import require_compiler
 from tessera import bf16, f16
-from tessera.kernels.attention_in_turn import attention_in_turn
+from tessera.kernels.attention_fused_backward import attention_fused_backward
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
-from tessera.tile.cuda.emit.in_turn import emit_in_turn
+from tessera.tile.cuda.emit.attention_backward import emit_backward
 from tessera.tile.kernel.kernel import Kernel
 
 require_compiler()
@@ -28,7 +28,7 @@ def arguments(dtype, S, slots):
 @pytest.mark.parametrize("dtype, S, heads, slots", [(bf16, 4096, 4, 8), (f16, 2048, 8, 8),
                                                     (bf16, 16384, 1, 2)], ids=str)
 def test_pairs_of_blocks(dtype, S, heads, slots):
-    made = tile_gpu.compiled(attention_in_turn, *arguments(dtype, S, slots), heads=heads,
+    made = tile_gpu.compiled(attention_fused_backward, *arguments(dtype, S, slots), heads=heads,
                              slots=slots, target="sm_90a")
     assert made.grid == "clusters" and made.emitted.cluster == 2 and made.threads == 384
     built = made.built
@@ -47,14 +47,14 @@ def test_pairs_of_blocks(dtype, S, heads, slots):
 def test_it_is_the_kernel_that_is_known_and_not_its_name():
     """A user's kernel of this name and these parameters, whose body may be another, is compiled as
     it is written; the library's with a schedule is still the library's."""
-    users = Kernel(attention_in_turn.fn, grid=attention_in_turn.grid)
-    again = attention_in_turn.with_schedule(ts.Schedule(warps=8))
-    for kernel, taken in ((attention_in_turn, True), (again, True), (users, False)):
+    users = Kernel(attention_fused_backward.fn, grid=attention_fused_backward.grid)
+    again = attention_fused_backward.with_schedule(ts.Schedule(warps=8))
+    for kernel, taken in ((attention_fused_backward, True), (again, True), (users, False)):
         given, known = arguments(bf16, 1024, 2), {"heads": 2, "slots": 2}
         bound, function, *_ = tile_gpu.prepare(kernel, given, known, None, None)
         facts = tile_gpu.facts_of(function, bound)
-        assert function.name == "attention_in_turn"
-        assert (emit_in_turn(function, parse_target("sm_90a"), facts) is not None) == taken
+        assert function.name == "attention_fused_backward"
+        assert (emit_backward(function, parse_target("sm_90a"), facts) is not None) == taken
 
 
 @pytest.mark.parametrize("target, heads, S, known", [
@@ -66,6 +66,6 @@ def test_what_pairs_do_not_take(target, heads, S, known):
     args, fits = arguments(bf16, 4096, 2), {"heads": 2, "slots": 2}
     args = args if S == 4096 else arguments(bf16, S, 2)
     for changed, taken in ((fits | {"heads": heads} | known, False), (fits, True)):
-        bound, function, *_ = tile_gpu.prepare(attention_in_turn, args, changed, None, None)
-        made = emit_in_turn(function, parse_target(target), tile_gpu.facts_of(function, bound))
+        bound, function, *_ = tile_gpu.prepare(attention_fused_backward, args, changed, None, None)
+        made = emit_backward(function, parse_target(target), tile_gpu.facts_of(function, bound))
         assert (made is not None) == (taken and target == "sm_90a" and S == 4096)

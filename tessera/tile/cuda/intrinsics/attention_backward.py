@@ -1,4 +1,4 @@
-"""Intrinsics of attention's cotangents in turn (emit/in_turn.py), as Operations for `use`.
+"""Intrinsics of attention's gradient (emit/attention_backward.py), as Operations for `use`.
 
 Tiles are those of a warpgroup of wgmma: scores are 64 keys by 64 queries, products for queries 64
 queries by 64 columns. Both have 32 numbers a thread: number i of its row i & 2 (8 below) and

@@ -17,7 +17,7 @@ from tessera import Tensor, bf16, f16
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.levels import compiled_of, program_of
 from tessera.graph.cuda.program.device import DeviceExecutable
-from tessera.kernels.attention_in_turn import attention_in_turn, in_turn
+from tessera.kernels.attention_fused_backward import attention_fused_backward, fused_backward_plan
 from tessera.runtime.generations import GENERATIONS
 from tessera.tile.ir.errors import RaceError
 
@@ -33,8 +33,8 @@ def called(rng, dtype, H, S, T, D, heads, slots, BM, BN, turns=0):
     sums = np.full((slots, S, D), np.nan, np.float32)
     words = np.full(slots * S // BN * 2 + 1, turns, np.int32)
     words[-1] = 0
-    attention_in_turn(q, k, v, g, lse, delta, sums, words, *outs, D ** -0.5, heads=heads,
-                      slots=slots, BM=BM, BN=BN)
+    attention_fused_backward(q, k, v, g, lse, delta, sums, words, *outs, D ** -0.5, heads=heads,
+                             slots=slots, BM=BM, BN=BN)
     return outs, want, words
 
 
@@ -74,7 +74,7 @@ def graph_of(S, D=128, heads=64, T=None, to="bf16", **attrs):
 def chosen(S, **attrs):
     """The program of result and gradient, and its call of the kernel if it has one."""
     made = CudaProgram(graph_of(S, **attrs), "sm_90a")
-    return made, "".join(re.findall(r"call (attention_in_turn\(.*\))", str(made.plan)))
+    return made, "".join(re.findall(r"call (attention_fused_backward\(.*\))", str(made.plan)))
 
 
 def test_graphs_choose_it():
@@ -99,19 +99,19 @@ def test_graphs_take_two_kernels_elsewhere(other):
 def test_it_is_not_taken_where_stores_are_watched_or_checked(setting):
     """Also of a graph that has been shown before."""
     graph = graph_of(4096)
-    assert "call attention_in_turn" in str(program_of(graph, "sm_90a").plan)
+    assert "call attention_fused_backward" in str(program_of(graph, "sm_90a").plan)
     with ts.config.scope(**setting):
-        assert "call attention_in_turn" not in str(program_of(graph, "sm_90a").plan)
+        assert "call attention_fused_backward" not in str(program_of(graph, "sm_90a").plan)
 
 
 @pytest.mark.parametrize("setting", [{"numerics": "raise"}, {"debug": True}], ids=str)
 def test_a_compiled_program_is_another_while_it_is_looked_into(setting, gpu):
     """Settings that change after it was made, and back."""
     made = DeviceExecutable(graph_of(4096))
-    assert "call attention_in_turn" in str(made._space().program.plan)
+    assert "call attention_fused_backward" in str(made._space().program.plan)
     with ts.config.scope(**setting):
         plan = str(made._space().program.plan)
-        assert "call attention_in_turn" not in plan
+        assert "call attention_fused_backward" not in plan
         assert "call attention_queries" in plan and "call attention_keys" in plan
     assert made._space().program is made.program
 
@@ -121,5 +121,5 @@ def test_a_compiled_program_is_another_while_it_is_looked_into(setting, gpu):
     (67, 4096, None), (8, 4096, None), (1, 4096, None), (64, 512, None)])
 def test_heads_side_by_side(heads, S, beside):
     """As many as run at once, where their number is a multiple and they keep the chip busy."""
-    found = in_turn(bf16, S, S, 128, heads, CHIP, 132)
+    found = fused_backward_plan(bf16, S, S, 128, heads, CHIP, 132)
     assert found == (beside and {"heads": beside, "slots": 2 * beside})

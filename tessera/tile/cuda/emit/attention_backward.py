@@ -1,4 +1,4 @@
-"""Emission of attention's gradient in turn (kernels/attention_in_turn.py) by pairs of blocks.
+"""Emission of attention's gradient (kernels/attention_fused_backward.py) by pairs of blocks.
 
 The two blocks of a cluster have 128 keys of a group each. Of a warp-specialised block, consumer
 warpgroups have 64 keys each. They make transposed scores, whose weights and cotangents are first
@@ -21,14 +21,14 @@ from typing import Any
 from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
 from tessera.runtime.target import Target
+from tessera.tile.cuda.emit.attention_backward_source import source
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Parameter
-from tessera.tile.cuda.emit.in_turn_source import source
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
 from tessera.tile.ir.ir import Function
-from tessera.tile.ir.modes import IN_TURN
+from tessera.tile.ir.modes import FUSED_BACKWARD
 from tessera.tile.ir.types import GlobalTensor
 
-NAME = "attention_in_turn"  # in the source
+NAME = "attention_fused_backward"  # in the source
 QUERIES, KEYS, WIDTH = 64, 128, 128  # of a block of queries, of a block of the launch, of a head
 Q_STAGES, G_STAGES = 3, 2
 Q_PANEL, K_PANEL = 128 * QUERIES, 128 * KEYS  # bytes of 64 columns
@@ -60,11 +60,11 @@ class SharedMemoryLayout:
         return cls(places, at)
 
 
-def emit_in_turn(function: Function, target: Target, facts: ArgumentFacts) -> Emitted | None:
+def emit_backward(function: Function, target: Target, facts: ArgumentFacts) -> Emitted | None:
     """The source of the library's kernel where it is that one, which its modes say, and fits; else
     None."""
     known: dict[str, Any] = dict(function.constants)
-    if IN_TURN not in function.modes or not _fits(function, known, target, facts):
+    if FUSED_BACKWARD not in function.modes or not _fits(function, known, target, facts):
         return None
     memory, dtype = SharedMemoryLayout.made(), _types(function)["Q"]
     if memory.bytes > target.generation.group_shared_bytes:
@@ -128,4 +128,4 @@ def has_pairs(chip: Generation) -> bool:
     return chip.warpgroup_matmul is not None
 
 
-__all__ = ["THREADS", "emit_in_turn", "has_pairs"]
+__all__ = ["THREADS", "emit_backward", "has_pairs"]

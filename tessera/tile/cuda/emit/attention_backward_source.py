@@ -1,4 +1,5 @@
-"""The source of attention's gradient by pairs of blocks; emit/in_turn.py puts constants in front.
+"""The source of attention's gradient by pairs of blocks; attention_backward.py puts constants in
+front.
 
 Words in capitals on a line of their own stand for the lines below. Matmuls that are on their way
 when branches join are in registers of their own (ptx/named_registers.py); dP and the product for
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 HEAD = '''\
 from tessera.tile.cuda import ptx, use
-from tessera.tile.cuda.intrinsics import in_turn, shared_memory
+from tessera.tile.cuda.intrinsics import attention_backward, shared_memory
 from tessera.tile.cuda.numba_gate import f32, i32, i64
 shared_at = use(shared_memory.address(0))
 thread_number, cluster_rank = use('tid_x'), use('cluster_ctarank')
@@ -45,15 +46,16 @@ matmul_q, matmul_q_more = (use(ptx.named_registers.held_product(
     'x', 64, DTYPE, a_offsets=ROWS, b_offsets=ROWS, majors='MM', accumulate=more))
     for more in (False, True))
 wait_0, wait_1, wait_2 = (use(ptx.named_registers.wait_held(i)) for i in range(3))
-weights, of_scores = use(in_turn.weights()), use(in_turn.of_scores())
-packed, put_scores = use(in_turn.packed(DTYPE)), use(in_turn.put_scores())
-store_sums, add_sums = use(in_turn.store_sums()), use(in_turn.add_sums())
-whole_sums = use(in_turn.whole_sums())
-store_rows_q, store_rows = (use(in_turn.store_rows(n, DTYPE, 256)) for n in (32, 64))
+weights, of_scores = use(attention_backward.weights()), use(attention_backward.of_scores())
+packed, put_scores = use(attention_backward.packed(DTYPE)), use(attention_backward.put_scores())
+store_sums, add_sums = use(attention_backward.store_sums()), use(attention_backward.add_sums())
+whole_sums = use(attention_backward.whole_sums())
+store_rows_q, store_rows = (use(attention_backward.store_rows(n, DTYPE, 256)) for n in (32, 64))
 '''
 
 BODY = '''
-def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, dk_, dv_, scale):
+def attention_fused_backward(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, dk_, dv_,
+                             scale):
     base = shared_at()
     tid = thread_number()
     role = uniform(tid >> 7, 0)
