@@ -106,6 +106,13 @@ CASES = {
                        [(2, 5, 16, 3), (3,), (3,)], ["computed"]),
     "mirrored": (lambda x: ts.flip(x, (0, 2)) + 2 * x, [(3, 4, 65)], ["computed"]),
     "parts wider than a block": (wide, [(3, 2048)], ["computed"]),
+    "rolled with zeros around": (
+        lambda x: ts.flip(ts.roll(ts.pad(x, ((0, 0), (1, 2), (0, 0))), 3, 1), 1) * 2,
+        [(5, 7, 128)], ["computed"]),
+    "zeros around both parts": (
+        lambda x: ts.concatenate([ts.pad(x[:, :3], ((0, 0), (2, 0), (0, 0))),
+                                  ts.pad(x[:, 3:], ((0, 0), (0, 1), (0, 0)))], axis=1),
+        [(5, 7, 128)], ["computed"]),
     "of one column": (lambda x: ts.pad(x[:, ::3] * 2, ((0, 0), (2, 1))), [(130, 1)], ["computed"]),
 }
 

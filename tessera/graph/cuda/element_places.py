@@ -10,6 +10,7 @@ syntax, which kernels compute on tiles of numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -66,7 +67,7 @@ class ElementPlace:
             return self
         least, most = max(least, self.least), min(most, self.most)
         if least == most:
-            return ElementPlace.number(least)
+            return replace(ElementPlace.number(least), guarded=True)
         return ElementPlace(self.terms, self.constant, least, most, self.bounds, True)
 
     def divided(self, n: int) -> tuple[ElementPlace, ElementPlace]:

@@ -317,7 +317,9 @@ class _Followed:
         return At(whole.text, made.guard, row.text, rows, shift)
 
     def noted(self, place: ElementPlace) -> ElementPlace:
-        self.by_text[place.text] = place
+        other = self.by_text.get(place.text, place)
+        self.by_text[place.text] = replace(  # conditions may end two of one text apart
+            place, least=min(place.least, other.least), most=max(place.most, other.most))
         return place
 
     def of(self, node: Node, at: Places, guards: tuple[str, ...]) -> int:
@@ -462,16 +464,21 @@ class _Followed:
         found, ways = [self.steps[i] for i in steps], list[At]()
         if any(s.kind != "read" or s.args != found[0].args for s in found) or len(found) == 1:
             return None
+        columns, zeros = self.columns, False  # zeros: whether some are read nowhere
         for s, conditions in zip(found, where, strict=True):
             whole = _all_of(conditions)
             self.conditions.append(whole)
-            ways += [at if len(s.at) > 1 else replace(
-                at, guard=whole, row_guard=whole if at.row else "") for at in s.at]
-        last = re.compile(rf"\bo{len(self.shape) - 1}\b")
-        if len({(bool(at.row), at.shift) for at in ways}) > 1 or any(
-                at.row and last.search(at.row_guard) for at in ways):
+            for at in s.at:
+                if len(s.at) == 1:  # its own guard has these conditions, and those of what is 0
+                    zeros |= at.guard not in ("", whole)
+                    at = replace(at, guard=at.guard or whole,
+                                 row_guard=(at.row_guard or whole) if at.row else "")
+                if at.row and (columns.search(whole) or columns.search(at.row_guard)):
+                    return None
+                ways.append(at)
+        if len({(bool(at.row), at.shift) for at in ways}) > 1:
             return None
-        if not guards:
+        if not guards and not zeros:
             ways[-1] = replace(ways[-1], guard="", row_guard="")
         return self.add(replace(found[0], at=tuple(ways)))
 
