@@ -73,6 +73,19 @@ def normalised(X: Tensor["M", "K"], V: Tensor["K", bf16], W: Tensor["K", "N", bf
 
 
 @ts.kernel
+def kept_sums(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], R: Tensor["M", "N", bf16],
+              C: Tensor["M", "N", f32], V: Tensor["M", "N", ts.bool_],
+              Y: Tensor["M", "N", bf16], BM=128, BN=64, BK=64):
+    m, n = ts.tile.group_id(0) * BM, ts.tile.group_id(1) * BN
+    total = ts.tile.zeros((BM, BN))
+    for k in range(0, K, BK):
+        total = ts.tile.dot(ts.tile.load(A[m:m + BM, k:k + BK]),
+                            ts.tile.load(B[k:k + BK, n:n + BN]), total)
+    total = total + ts.tile.load(R[m:m + BM, n:n + BN]) * ts.tile.load(C[m:m + BM, n:n + BN])
+    Y[m:m + BM, n:n + BN] = ts.tile.where(ts.tile.load(V[m:m + BM, n:n + BN]), total, 0.0)
+
+
+@ts.kernel
 def swiglu(X: Tensor["M", "K", bf16], W: Tensor["N", "K", bf16], V: Tensor["N", "K", bf16],
            bias: Tensor["N", f32], R: Tensor["M", "N", bf16], Y: Tensor["M", "N", bf16],
            BM=128, BN=64, BK=64):

@@ -93,6 +93,10 @@ BLOCKS = tuple(b for b in BLOCK_US if b[1] % 64 == 0)
 LARGE = tuple(b for b in BLOCK_US if min(b) >= 128)
 # Where what follows needs registers beside the sums: 128 x 256 and 192 x 192 leave none to spare.
 CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
+# Where tiles come with the results that meet them, as residuals do: two of 16 bits and a mask have
+# room twice. With 192 x 128 products of [8192, 4096] and [4096, 1024] and a residual take 109.2 us
+# for 98.4, of [200704, 128] and [128, 256] with a mask too 81.0 for 78.8 (H200, 2026-11-28).
+BESIDE_TILES = ((128, 128),)
 
 
 @dataclass(frozen=True)
@@ -369,8 +373,8 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
     return (128 if M >= 128 else 64), columns, 1024 // max(bits, 8)
 
 
-__all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FITTED_US", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
-           "PAIRS_US", "SMALL_US", "TRANSPOSED_US", "USUAL", "MatmulBlocks", "MatmulExtents",
-           "ThreadBlock", "choose_blocks", "choose_either_way", "choose_thread_block",
-           "default_block", "estimate", "lines_of", "or_narrow", "or_transposed", "rank_blocks",
-           "rank_either_way", "short_sums"]
+__all__ = ["BESIDE_TILES", "BLOCKS", "BLOCK_US", "CROWDED", "FITTED_US", "FP8_BLOCKS",
+           "FP8_COLUMNS", "LARGE", "PAIRS_US", "SMALL_US", "TRANSPOSED_US", "USUAL",
+           "MatmulBlocks", "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
+           "choose_thread_block", "default_block", "estimate", "lines_of",
+           "or_narrow", "or_transposed", "rank_blocks", "rank_either_way", "short_sums"]

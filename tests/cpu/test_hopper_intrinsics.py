@@ -216,12 +216,15 @@ def test_held_operands_are_those_that_tma_wrote(columns, rng):
 
 
 @pytest.mark.parametrize("dtype, columns", [
-    ("bf16", 16), ("f16", 96), ("bf16", 128), ("f32", 8), ("f32", 16), ("f32", 32), ("f32", 64)])
+    ("bf16", 16), ("f16", 96), ("bf16", 128), ("f32", 8), ("f32", 16), ("f32", 32), ("f32", 64),
+    ("bool_", 32), ("bool_", 64), ("bool_", 96), ("bool_", 128), ("bool_", 256)])
 def test_tiles_are_read_as_a_first_operand_lies(dtype, columns, rng):
     d, layout = find_dtype(dtype), warpgroups((128, columns), 2)
     load = Load("x", "X", (128, columns), (128, columns), d)
-    codes = encode(rng.standard_normal((128, columns)).astype(np.float32), d)
-    block, numbers = in_panels(np.asarray(codes), load), np.asarray(decode(codes, d), np.float32)
+    codes = rng.integers(0, 2, (128, columns)).astype(np.uint8) if d.kind == "bool" else encode(
+        rng.standard_normal((128, columns)).astype(np.float32), d)
+    numbers = codes if d.kind == "bool" else np.asarray(decode(codes, d), np.float32)
+    block = in_panels(np.asarray(codes), load)
     found = block.operate(warp_specialised.read_tile(
         0, 1 << 20, load.panel_bytes, load.width_bytes, load.row_bytes, dtype), 0, block.t)
     row, column = (block.t >> 5) * 16 + (block.t & 31) // 4, block.t % 4 * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -282,7 +283,7 @@ def test_rows_with_statistics_are_summed_in_as_many_strips_as_run_at_once(rows: 
     assert norm.grid == (strips,) and norm.schedule.warps_ == 4
     assert dict(norm.schedule.extra).get("RESIDENT") == strips // 128
     (alone,) = strips_in(lambda g: ts.sum(ts.cast(g, "f32"), axis=0), g)
-    assert alone.grid[0] == min(512, rows // 128)
+    assert alone.grid[0] <= 512 and prod(alone.grid) >= 3 * 132 * 3 // 4  # about a wave
 
 
 @pytest.mark.parametrize(("rows", "strips"), [(512, 1), (32, 0), (4096, 1)])

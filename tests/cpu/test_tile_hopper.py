@@ -20,6 +20,7 @@ from hopper_programs import (
     gemm_nn,
     gemm_nt,
     gemm_tn,
+    kept_sums,
     matmul,
     normalised,
     swiglu,
@@ -92,14 +93,47 @@ def test_loops_one_after_another_share_a_ring(depths, extra, rng):
 
 @pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1)])
 def test_two_matmuls_of_one_load(extra, rng):
-    """x is read by two matmuls: released once. The bias comes as a row, the residual is loaded by
-    the consumers."""
+    """x is read by two matmuls: released once. The bias comes as a row, the residual as a tile, in
+    a ring of their own."""
     M, N, K = 200, 136, 328
     args = [random(rng, M, K), random(rng, N, K), random(rng, N, K),
             rng.standard_normal(N).astype(np.float32), random(rng, M, N), poisoned(M, N)]
     made = compared(swiglu, (2, 3), args, 5, schedule=Schedule(**extra))
-    assert sorted(len(r.loads) for r in made.rings) == [1, 1, 2]
-    assert len(ops_in(made.function.body, "load_tile")) == 1
+    assert sorted(len(r.loads) for r in made.rings) == [1, 2, 2]
+    assert not ops_in(made.function.body, "load_tile")
+
+
+def kept_args(rng, M, N, K):
+    return [random(rng, M, K), random(rng, K, N), random(rng, M, N),
+            rng.standard_normal((M, N)).astype(np.float32), rng.random((M, N)) < 0.5,
+            poisoned(M, N)]
+
+
+@pytest.mark.parametrize("extra", [{}, dict(stages=2), dict(warps=4, BM=64), dict(BM=192)], ids=str)
+@pytest.mark.parametrize("shape", [(200, 272, 136), (128, 128, 512)], ids=str)
+def test_tiles_that_meet_results_come_by_tma(shape, extra, rng):
+    """While a tile is multiplied, or the one before is stored. They are read where sums lie."""
+    M, N, K = shape
+    args = kept_args(rng, M, N, K)
+    constants = {k: v for k, v in extra.items() if k == "BM"}
+    schedule = Schedule(**{k: v for k, v in extra.items() if k != "BM"})
+    axes = -(-M // constants.get("BM", 128)), -(-N // 64)
+    made = compared(kept_sums, axes, args, 5, schedule=schedule, **constants)
+    brought = {load.tensor for ring in made.rings for load in ring.loads}
+    assert brought == set("ABCRV") and not ops_in(made.function.body, "load_tile")
+
+
+def test_several_blocks_of_rows_load_what_meets_them(rng):
+    """A consumer reads tiles of shared memory where one block of its rows lies."""
+    made = compared(kept_sums, (1, 2), kept_args(rng, 256, 128, 64), 5, BM=256)
+    assert len(ops_in(made.function.body, "load_tile")) == 3
+
+
+@pytest.mark.parametrize("BK, left", [(64, 0), (128, 1), (192, 2)])
+def test_tiles_without_room_beside_operands_are_loaded(BK, left, rng):
+    """In the order in which they are loaded, beside two slots of operands."""
+    made = compared(kept_sums, (2, 2), kept_args(rng, 200, 136, 72), 5, BN=128, BK=BK)
+    assert len(ops_in(made.function.body, "load_tile")) == left
 
 
 @pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=0), dict(stages=2), dict(warps=4, BM=64)],

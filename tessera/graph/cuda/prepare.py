@@ -38,8 +38,9 @@ from .passes.arrival_order import cut_where_read, use_as_it_comes
 from .passes.attention_kernels import open_cached_attention, use_attention_kernels
 from .passes.column_parts import variances_of_parts
 from .passes.computed_moves import compute_moves
+from .passes.constant_factors import sum_once
 from .passes.conv_kernels import use_conv_kernels
-from .passes.cut_axes import cut_columns, merge_last_axes
+from .passes.cut_axes import cut_columns, join_reductions, merge_last_axes
 from .passes.data_movement import (
     join_parts,
     narrow_moves,
@@ -275,6 +276,7 @@ PIPELINE: list[Callable[..., Any]] = [
     open_packed,
     canonicalize,
     merge_common,
+    sum_once,
     canonicalize,
     merge_common,
     remove_dead,
@@ -309,6 +311,7 @@ PIPELINE: list[Callable[..., Any]] = [
     scans_of_stored,
     open_reductions,
     divide_last,
+    join_reductions,  # ahead of what takes them in parts
     variances_of_parts,
     split_exponential_sums,
     hoist_reshapes,  # also of parts

@@ -10,6 +10,7 @@ from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import axis_index, convert, floating, public, store, to_compute
 from ..trace import apply
+from .center import CENTER
 from .elementwise import rsqrt
 from .norms import LAYERNORM
 from .reduce import accumulate_dtype
@@ -48,8 +49,7 @@ def batch_norm(x: Any, gamma: Any = None, beta: Any = None, *, mean: Any = None,
     a = axis_index(axis, c.ndim)
     if mean is None:
         others = tuple(d for d in range(c.ndim) if d != a)
-        centred = c - F.mean(c, axis=others, keepdims=True)
-        spread = F.mean(centred * centred, axis=others, keepdims=True)
+        centred, spread = apply(CENTER, c, axis=others, ddof=0, accum=accumulate_dtype(c.type))
     else:
         centred = c - _of_channels(mean, c, a, "mean")
         spread = _of_channels(var, c, a, "var")

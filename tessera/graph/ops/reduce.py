@@ -298,14 +298,8 @@ def var(x: Any, axis: Any = None, keepdims: bool = False, *, ddof: int = 0) -> T
 
 def _variance(c: Tensor, axis: Any, keepdims: bool, ddof: int) -> Tensor:
     axes = axes_tuple(axis, c.ndim)
-    count = size_of([c.shape[a] for a in axes])
-    centred = c - mean(c, axis=axes, keepdims=True)
-    if not ddof:
-        return mean(centred * centred, axis=axes, keepdims=keepdims)
-    if not isinstance(count, int):
-        raise ShapeError(f"ddof needs a known number of elements, got {count}")
-    out = sum(centred * centred, axis=axes, keepdims=keepdims)
-    return out / max(count - ddof, 0)  # 0 / 0 of one element: NaN
+    spread = apply(OPS["center"], c, axis=axes, ddof=ddof, accum=accumulate_dtype(c.type))[1]
+    return spread if keepdims else F.reshape(spread, reduced_shape(tuple(c.shape), axes, False))
 
 
 @public

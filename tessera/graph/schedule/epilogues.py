@@ -8,10 +8,12 @@ While an epilogue reads and writes, its tensor cores wait, and few loads are und
 taken to cost twice what it costs in a loop. Of a loop that moves b bytes an element, beside a
 result of s, that makes 2 b; apart they take 2 s to write the result, s to read it, and b. So the
 loop is taken in where b <= 3 s: a residual is, the moments of an optimizer, of 24 bytes where s
-is 4, are not.
+is 4, are not. Of a loop that stays apart, as one with sums does, part may be taken in.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ...dims import size_of
 from ..ir import Node, Value, value_bytes
@@ -20,6 +22,7 @@ from .loop_axes import extents_of
 from .target import ScheduleTarget
 
 FEW = 4  # ops that readers do again for the sake of bytes
+LEAST_BITS = 16  # of what a matmul writes for the rest of a loop
 LEAST_ROW = 64  # elements for which a loop computes a number again
 SMALL_BYTES = 1 << 20  # not counted: biases, and all where a launch costs more than bytes
 Count = dict[Value, int]  # how often each value is read
@@ -60,16 +63,16 @@ class _Joiner:
         for v in filter(self.anchored, group.inputs):
             if (light or _brief(group, v)) and _pays(group, v):
                 continue
-            front, bits = _front(group, v, self.target)
-            if not front or group.kind == "loop" and bits > 16:
-                continue
-            head = FusionGroup("loop", group.space, front)
-            head.connect(self.count)
-            if self.source(head) is not None:
-                rest = [n for n in group.nodes if n not in front]
-                tail = FusionGroup(group.kind, group.space, rest)
-                tail.connect(self.count)
-                return [head, *self.cut(tail)]
+            for front, bits in _fronts(group, v, self.target):
+                if group.kind == "loop" and bits > 16:
+                    continue
+                head = FusionGroup("loop", group.space, front)
+                head.connect(self.count)
+                if self.source(head) is not None:
+                    rest = [n for n in group.nodes if n not in front]
+                    tail = FusionGroup(group.kind, group.space, rest)
+                    tail.connect(self.count)
+                    return [head, *self.cut(tail)]
         return [group]
 
     def anchored(self, v: Value) -> bool:
@@ -120,25 +123,38 @@ def _brief(group: FusionGroup, v: Value) -> bool:
     return group.kind == "loop" and value_bytes(v) <= SMALL_BYTES
 
 
-def _front(group: FusionGroup, v: Value, target: ScheduleTarget) -> tuple[list[Node], int]:
-    """Light elementwise nodes that need nothing of the group but v, as many as leave one value to
-    the others; that value as narrow as possible. And its bits."""
-    have, nodes = {v}, list[Node]()
+def _fronts(group: FusionGroup, v: Value, target: ScheduleTarget) -> list[tuple[list[Node], int]]:
+    """Parts of a group that can run on v, of light elementwise nodes that leave one value to the
+    others, and its bits: those first with which the least is moved, as bytes count in each, and of
+    these the longest. Numbers of rows and columns move nothing. Values of fewer than 16 bits would
+    leave a few at a time."""
+    behind: dict[Value, list[Node]] = {}  # what makes a value, of light nodes
+    on_v, outside = {v}, set(group.inputs)
     for n in group.nodes:
+        inner = [x for x in n.inputs if x not in outside]
         whole = not n.op.reduction and extents_of(n.outputs[0]) == group.space
-        if whole and target.light(n) and have.intersection(n.inputs) and have.issuperset(
-                set(n.inputs) - set(group.inputs)):
-            nodes.append(n)
-            have.update(n.outputs)
-    best: tuple[int, list[Node]] | None = None
-    for stop in range(len(nodes), 0, -1):
-        front, rest = nodes[:stop], [n for n in group.nodes if n not in nodes[:stop]]
-        made = {x for n in front for x in n.outputs}
-        left = {x for x in made if x in group.outputs or any(x in n.inputs for n in rest)}
-        if len(left) == 1 and not any(v in n.inputs for n in rest):
-            bits = left.pop().aval.dtype.bits
-            best = min(best or (bits, front), (bits, front), key=lambda b: b[0])
-    return (best[1], best[0]) if best is not None else ([], 0)
+        if whole and target.light(n) and behind.keys() >= set(inner):
+            nodes = {m for x in inner for m in behind[x]} | {n}
+            behind |= dict.fromkeys(n.outputs, [m for m in group.nodes if m in nodes])
+            if on_v.intersection(n.inputs):
+                on_v.update(n.outputs)
+
+    def moved(values: Iterable[Value]) -> int:
+        return sum(value_bytes(x) for x in values if extents_of(x) == group.space)
+
+    found: list[tuple[tuple[int, int], list[Node], int]] = []
+    for x, front in behind.items():
+        rest = [n for n in group.nodes if n not in front]
+        read = {y for n in rest for y in n.inputs}
+        left = {y for n in front for y in n.outputs if y in group.outputs or y in read}
+        bits = x.aval.dtype.bits
+        if x in on_v and left == {x} and v not in read and bits >= LEAST_BITS:
+            beside = {y for n in front for y in n.inputs if y in outside and y is not v}
+            made = [y for y in group.outputs if y is not x]
+            bytes_moved = 2 * moved((*beside, x)) + moved(
+                (*(y for y in read if y is x or y in outside), *made))
+            found.append(((bytes_moved, -len(front)), front, bits))
+    return [(front, bits) for _, front, bits in sorted(found, key=lambda f: f[0])]
 
 
 # --- small values that are made again -----------------------------------------------------------

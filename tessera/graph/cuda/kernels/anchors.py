@@ -10,17 +10,18 @@ from ...schedule.loop_axes import Frame, extents_of
 
 
 def anchor_frame(anchor: Node, space: tuple[int, ...]) -> Frame | None:
-    """The axes of a product's or attention's result for a loop over `space` behind it: (M, N),
-    (Z, M, N), or (head, S, E); None when the space is another one."""
-    extents = anchor_extents(anchor)
-    n = len(space)
-    if len(extents) == 2:
-        if not n or space[-1] != extents[1] or prod(space[:-1]) != extents[0]:
+    """The axes of a product's or attention's result for a loop over `space` behind it, of which
+    several may be one of these: (M, N), (Z, M, N), or (head, S, E); None when the space is another
+    one."""
+    extents, runs, end = anchor_extents(anchor), list[tuple[int, ...]](), len(space)
+    for extent in reversed(extents[1:]):  # from the last axis on, as few as make one
+        begin = max(end - 1, 0)
+        while begin and prod(space[begin:end]) < extent:
+            begin -= 1
+        if not end or prod(space[begin:end]) != extent:
             return None
-        return Frame(space, (tuple(range(n - 1)), (n - 1,)))
-    if n < 2 or space[-2:] != extents[1:] or prod(space[:-2]) != extents[0]:
-        return None
-    return Frame(space, (tuple(range(n - 2)), (n - 2,), (n - 1,)))
+        runs, end = [tuple(range(begin, end)), *runs], begin
+    return Frame(space, (tuple(range(end)), *runs)) if prod(space[:end]) == extents[0] else None
 
 
 def anchor_extents(anchor: Node) -> tuple[int, ...]:

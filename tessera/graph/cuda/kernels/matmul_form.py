@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from ....kernels.matmul_blocks import (
+    BESIDE_TILES,
     CROWDED,
     USUAL,
     MatmulExtents,
@@ -125,7 +126,8 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
     columns.
 
     What follows the matmul may need registers beside the sums. 128 x 256 of them leave none to
-    spare: a gelu, or a residual that is read as a tile, spills (ptxas for sm_80 and sm_90a).
+    spare: a gelu spills, and a residual that threads read (ptxas for sm_80 and sm_90a). Tiles that
+    TMA brings take shared memory.
     """
     anchor = group.anchor
     assert anchor is not None
@@ -150,9 +152,11 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
     notes = [f"blocks of {m} x {n}{' of the transposed result' * swapped}: "
              f"{tuned or 'the quickest by the estimate of their time'}"] * (
         (m, n) != USUAL or bool(tuned))
-    if pressure and (m * n > prod(CROWDED[0]) or "swapped" in anchor.attrs) and not swapped:
-        bits, K = numeric.dtype.bits, whole_steps(anchor)
-        found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), CROWDED)
+    bits, K = numeric.dtype.bits, whole_steps(anchor)
+    narrow = bits <= 16 and frame is not None and _epilogue_operands(group, frame)
+    fit = BESIDE_TILES if narrow else CROWDED
+    if pressure and (m * n > prod(fit[0]) or "swapped" in anchor.attrs) and not swapped:
+        found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), fit)
         m, n = found.rows, found.columns
         notes = [f"blocks of {m} x {n}, because {pressure}"]
     return (m, n, k), notes

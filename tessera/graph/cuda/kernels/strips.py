@@ -25,6 +25,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ....kernels.matmul_plan import card_for
 from ....lazy_dataclass import dataclass
 from ....numerics import as_type
 from ....runtime.generations import Generation
@@ -79,7 +80,11 @@ WIDE, NARROW = 8192, 2048
 # while, one of eight waits for the others to end: 148.6 us in place of 111.8, of f32 125.0 and
 # 109.1 (H200, 2026-11-27, in turn).
 SHORT = 256
-BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
+BLOCK, COLUMNS, WARPS = 2048, 256, 8  # elements of a block: 8 in each lane
+# Such groups of a multiprocessor. Where strips of ROWS are fewer they are shorter: sums of dy and
+# dy (x - m) over [12544, 256] of bf16 take 9.3 us in place of 15.1, over [3136, 2048] 13.4 and
+# 18.6, over [3136, 512] 8.4 and 15.0 (H200, 2026-11-28).
+CLOSE = 3
 ROW_WARPS, MOST_WARPS = 4, 16  # of blocks of whole rows
 HELD = 100  # numbers of a lane that leave room for four groups of four warps, or two of eight
 # Blocks under way where few groups run or each has one row: the next is asked for while the
@@ -95,12 +100,15 @@ AHEAD = 2
 # 164.8 (H200, 2026-11-26); 151.0 and 154.2, 148.9 and 151.6 (H100, 2026-11-26). Of 64 to 512
 # columns it gains nothing on an H100.
 CARRIED_BITS, SHORT_ROWS = 512, 512
-# Of one operand of 16 bits, without statistics of rows: blocks of twice as many rows, and the next
-# one's elements on their way, in as many groups as leave registers for that. Sums of [16384, 4096]
-# of bf16 take 47.9 us in place of 51.8, the logarithms of sums of powers 85.1 in place of 107.0 and
-# 89.5 in three groups, sums of gelu of [65536, 768] 45.3 in place of 64.3 and 48.1 (H200,
-# 2026-11-27, in turn).
-NARROW_BITS, NARROW_CLOSE = 16, 4
+# Without statistics of rows the next block's elements are on their way, in as many groups as leave
+# registers for that, where an element reads so many bits. Of 16 bits blocks have twice as many
+# rows: sums of [16384, 4096] of bf16 take 47.9 us in place of 51.8, the logarithms of sums of
+# powers 85.1 in place of 107.0 and 89.5 in three groups, sums of gelu of [65536, 768] 45.3 in place
+# of 64.3 and 48.1 (H200, 2026-11-27, in turn). Of two operands of 16 bits in rows of COLUMNS and
+# more: sums of dy and dy (x - m) over [200704, 256] 59.0 us in place of 73.4, [50176, 512] 36.3 and
+# 43.0, [12544, 1024] 18.5 and 22.2; of [200704, 64] 18.3 and 14.0, [50176, 128] 12.1 and 10.1. Of
+# one of f32 [200704, 256] 48.9 and 57.9, [16384, 4096] 61.7 and 72.2 (H200, 2026-11-28).
+NARROW_BITS, NARROW_CLOSE, PAIR_BITS, PAIR_CLOSE = 16, 4, 32, 3
 
 STRIP_SUM = library_call("strip_sum", reduction="sum", shows=(0,))
 STRIP_MAX = library_call("strip_max", reduction="max", shows=(0,))
@@ -120,8 +128,9 @@ def open_column_sums(graph: Graph, chip: Generation) -> Graph:
     """Sums over all axes but the last, where these are long, as sums of strips and a sum of those.
     """
     held, fewest = _spaces_towards_largest(graph), FEWEST_ROWS
+    groups = CLOSE * card_for(chip.warpgroup_matmul).multiprocessors
     if any(v.aval.dtype.name in chip.converts for n in graph.nodes for v in n.outputs):
-        fewest = FEWEST_OF_CODES
+        fewest, groups = FEWEST_OF_CODES, 0
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         axis = column_sum_axes(node)
@@ -139,8 +148,8 @@ def open_column_sums(graph: Graph, chip: Generation) -> Graph:
         if x.aval.dtype is not accum:
             x = rw.emit("cast", x, source=x.aval.type, to=wide)
         how = _long(x, held, chip)
-        parts = _strips(rw, STRIP_SUM, x, how.rows if how else _strip_rows(x, held, fewest),
-                        how=how)
+        rows = how.rows if how else _strip_rows(x, held, fewest, groups)
+        parts = _strips(rw, STRIP_SUM, x, rows, how=how)
         made = rw.emit("reduce_sum", parts, axis=(0,), keepdims=True, accum=accum)
         out = node.outputs[0].aval
         if out.dtype is not accum:
@@ -160,7 +169,8 @@ def _rows_and_columns(x: Value) -> tuple[int, int]:
     return prod(extents_of(x)[:-1]), extents_of(x)[-1]
 
 
-def _strip_rows(x: Value, held: Container[tuple[int, int]], fewest: int) -> int:
+def _strip_rows(x: Value, held: Container[tuple[int, int]], fewest: int, groups: int = 0) -> int:
+    """groups: as many as are to run at once, 0 where strips are not to be shorter for them."""
     R, C = _rows_and_columns(x)
     whole = (R, C) in held and C <= WIDE
     rows, most = ROWS, STRIPS
@@ -169,6 +179,9 @@ def _strip_rows(x: Value, held: Container[tuple[int, int]], fewest: int) -> int:
         most = STRIPS * NARROW // max(NARROW, power(C)) * (2 if C <= SHORT else 1)
     while blocks(R, rows) > most:
         rows *= 2
+    n = min(power(C), COLUMNS)
+    while not whole and rows > BLOCK // n and 4 * blocks(R, rows) * blocks(C, n) < 3 * groups:
+        rows //= 2  # about a wave of groups
     return rows
 
 
@@ -384,12 +397,13 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
         m = 8 * 32 * ROW_WARPS // n
         return StripBlocks(frame, rows, False, chosen(min(rows, m), n, warps=ROW_WARPS))
     if not whole:
-        n = min(power(C), 256)
+        n = min(power(C), COLUMNS)
         m = min(rows, BLOCK // n)
-        if _bits_read(space, nodes) > NARROW_BITS or R % rows or rows % (2 * m):
-            return StripBlocks(frame, rows, False, chosen(m, n, warps=WARPS))
-        return StripBlocks(frame, rows, False,
-                           Schedule(m=2 * m, n=n, warps=WARPS, RESIDENT=NARROW_CLOSE), True)
+        times, close = _ahead(_bits_read(space, nodes), n)
+        if close and R % rows == 0 and rows % (times * m) == 0:
+            return StripBlocks(frame, rows, False, Schedule(
+                m=times * m, n=n, warps=WARPS, RESIDENT=close), True)
+        return StripBlocks(frame, rows, False, chosen(m, n, warps=WARPS))
     warps, numbers = row_warps(space, nodes)
     m = max(1, 8 * 32 * warps // power(C))
     while m < warps and 2 * m * numbers <= HELD:
@@ -401,6 +415,14 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
                            _in_one_wave(chosen(m, C, warps=warps), blocks(R, rows), numbers))
     close = STRIPS // MULTIPROCESSORS
     return StripBlocks(frame, rows, True, Schedule(m=m, n=C, warps=warps, RESIDENT=close), True)
+
+
+def _ahead(bits: int, columns: int) -> tuple[int, int]:
+    """How many times the rows a block has whose next one is on its way, and such groups of a
+    multiprocessor; none where that takes longer. bits: read of an element."""
+    if bits <= NARROW_BITS:
+        return 2, NARROW_CLOSE
+    return (1, PAIR_CLOSE) if bits <= PAIR_BITS and columns == COLUMNS else (1, 0)
 
 
 def _in_one_wave(s: Schedule, groups: int, numbers: int) -> Schedule:

@@ -1,7 +1,8 @@
-"""Axes that are cut otherwise: long columns that few groups would have in parts, and several last
-axes that are reduced as one, also in what is computed with the numbers that come of it.
+"""Axes that are cut otherwise: long columns that few groups would have in parts, and several axes
+that are reduced as one, the last ones also in what is computed with the numbers that come of it.
 
     max(x, 0)        of [65536, 512]       ->  max(max(x as [64, 1024, 512], 1), 0)
+    sum(sum(x, 2), (0, 1))  of [64, 56, 56, 64]  ->  sum(x, (0, 1, 2))
     x - sum(x, (2, 3))  of [64, 64, 56, 56]  ->  x - sum(x, 2), of x as [64, 64, 3136]
 
 Elementwise ops that nothing else reads make the elements in those extents.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from math import prod
+from typing import Any
 
 from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
@@ -42,7 +44,7 @@ def cut_columns(graph: Graph) -> Graph:
             mine = (1, 1) if shape[first] == 1 else (parts, shape[first] // parts)
             return *shape[:first], *mine, *shape[first + 1:]
 
-        rest = {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
+        rest = _rest(node)
         x = again.emit(rw, node.inputs[0], cut)
         inner = rw.emit(node.op.name, x, axis=tuple(a + 1 for a in axis), keepdims=True, **rest)
         out = rw.emit(node.op.name, inner, axis=(first,), keepdims=True, **rest)
@@ -65,6 +67,33 @@ def _split_count(node: Node) -> int:
         return 0
     fit = [n for n in range(2, min(shape[first], most) + 1) if shape[first] % n == 0]
     return next((n for n in fit if n * groups >= 2 * GROUPS), fit[-1] if fit else 0)
+
+
+def join_reductions(graph: Graph) -> Graph:
+    """Reductions of what was reduced over axes beside theirs, which nothing else reads, as one over
+    all of these where the last axis stays: a batch norm's over rows, columns and images."""
+    readers, results = readers_of(graph), set(graph.outputs)
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.reduction not in COMBINE:
+            return None
+        (x,), inner = node.inputs, rw.producer.get(inputs[0])
+        if inner is None or inner.op is not node.op or x in results or len(readers[x]) > 1 or (
+                not inner.attrs["keepdims"] or _rest(inner) != _rest(node)):
+            return None
+        axis = tuple(sorted({*node.attrs["axis"], *inner.attrs["axis"]}))
+        if axis != tuple(range(axis[0], x.aval.ndim - 1))[:len(axis)]:
+            return None
+        out = rw.emit(node.op.name, *inner.inputs, axis=axis, keepdims=True, **_rest(node))
+        same = node.attrs["keepdims"]
+        return out if same else rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def _rest(node: Node) -> dict[str, Any]:
+    """What a reduction says beside its axes."""
+    return {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
 
 
 def merge_last_axes(graph: Graph) -> Graph:
@@ -132,7 +161,7 @@ class _Rebuilder:
         """The values of as many elements that it is made of."""
         if (v, cut) not in self.sources:
             node, found = self.maker.get(v), {v}
-            if node is not None and self.may_be_made(node, cut):
+            if node is not None and self.may_be_made(node, cut) and not self.leaves_a_matmul(node):
                 found = {x for of in node.inputs if of.aval.shape == v.aval.shape
                          for x in self.whole(of, cut)}
             self.sources[v, cut] = found
@@ -143,7 +172,8 @@ class _Rebuilder:
         and transposes, which would be copied."""
         if not all(isinstance(n, int) for n in v.aval.shape) or cut(extents_of(v)) is None:
             return False
-        made = [self.maker[x] for x in self.whole(v, cut) if x in self.maker]
+        made = [n for x in self.whole(v, cut) if (n := self.maker.get(x)) is not None
+                and not self.leaves_a_matmul(n)]
         return not any(is_plain_loop(n) or n.op.beside or not (lies := n.op.lies(n.attrs)).flat
                        and lies.kind == "view" for n in made)
 
@@ -159,10 +189,20 @@ class _Rebuilder:
     def _anew(self, rw: Rewriter, old: Value, cut: Cut, shape: Shape, freely: bool) -> Value:
         node = self.maker.get(old)
         alone = old not in self.results and len(self.readers.get(old, ())) == 1
-        if node is None or not (alone or freely) or not self.may_be_made(node, cut):
+        if node is None or not (alone or freely) or not self.may_be_made(node, cut) or (
+                self.leaves_a_matmul(node)):
             return rw.emit("reshape", rw.env[old], shape=shape)
         return rw.again(node, *(self._emit(rw, v, cut, freely) if v.aval.ndim else rw.env[v]
                                 for v in node.inputs))
+
+    def leaves_a_matmul(self, node: Node) -> bool:
+        """Whether it rounds the sums of a matmul: by its kernel, which nothing else makes wait."""
+        x = node.inputs[0] if node.op.name == "cast" else None
+        made = self.maker.get(x) if x is not None else None
+        while made is not None and made.op.name == "reshape":
+            made = self.maker.get(made.inputs[0])
+        return x is not None and made is not None and made.op.matmul and (
+            node.outputs[0].aval.dtype.bits < x.aval.dtype.bits)
 
     def may_be_made(self, node: Node, cut: Cut) -> bool:
         (y,) = node.outputs[:1] or (None,)
@@ -187,4 +227,4 @@ class _Rebuilder:
         return (of, axes + len(mine)) if fit else (x, 0)
 
 
-__all__ = ["cut_columns", "merge_last_axes"]
+__all__ = ["cut_columns", "join_reductions", "merge_last_axes"]

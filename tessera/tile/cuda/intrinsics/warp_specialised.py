@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tessera.numerics import find_dtype
+from tessera.numerics import DType, find_dtype
 from tessera.runtime.generations import TensorCopies
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
@@ -252,23 +252,27 @@ def _fragments(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int,
     return out
 
 
-def _pairs(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int, row_bytes: int
-           ) -> list[Any]:
-    """The same of f32, two neighbours at a time: of each eight columns, rows l / 4 and 8 below."""
+def _pairs(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int, row_bytes: int,
+           d: DType) -> list[Any]:
+    """The same numbers of 32 or 8 bits, two neighbours at a time: of each eight columns, rows l / 4
+    and 8 below."""
     shift = {128: 0, 64: 1, 32: 2}[width]
     lane = b.and_(thread, b.i32(31))
     row, pair = b.lshr(lane, b.i32(2)), b.and_(lane, b.i32(3))
     line = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), row)
-    base = b.add(b.add(base, b.shl(line, b.i32(7 - shift))),
-                 b.shl(b.and_(pair, b.i32(1)), b.i32(3)))
+    inside = b.shl(b.and_(pair, b.i32(1)), b.i32(3)) if d.bits == 32 else b.shl(pair, b.i32(1))
+    base = b.add(b.add(base, b.shl(line, b.i32(7 - shift))), inside)
     turn = b.and_(b.lshr(row, b.i32(shift)), b.i32(width // 16 - 1))
-    first = b.xor(b.lshr(pair, b.i32(1)), turn)
+    first = b.xor(b.lshr(pair, b.i32(1)), turn) if d.bits == 32 else turn
+    element, vector = ("f32", 2) if d.name == "f32" else access(d, 2)
     out: list[Any] = []
-    for byte in range(0, row_bytes, 32):
+    for byte in range(0, row_bytes, d.bits):
         chunk = b.shl(b.xor(first, b.i32(byte % width // 16)), b.i32(4))
         for down in (0, 8):
-            at = b.add(b.add(base, chunk), b.i32(byte // width * panel_bytes + down * width))
-            out += b.call(memory.ld("shared", "f32", 2), at)
+            to = byte // width * panel_bytes + down * width + byte % 16
+            read = b.call(memory.ld("shared", element, vector),
+                          b.add(b.add(base, chunk), b.i32(to)))
+            out += read if element == "f32" else decode(b, d, [read], 2)
     b.call(find_instruction("sync_warp"), b.i32(-1))
     return out
 
@@ -288,19 +292,19 @@ def hold(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: 
 @functools.cache
 def read_tile(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: int,
               dtype: str) -> Operation:
-    """(slot, thread) -> the numbers that A's registers have two of each, of 16 or 32 bits in
+    """(slot, thread) -> the numbers that A's registers have two of each, of 8, 16 or 32 bits in
     memory."""
     d = find_dtype(dtype)
 
     def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
         base = slot_address(b, offset, slot, slot_bytes)
-        if d.bits == 32:
-            return _pairs(b, base, thread, panel_bytes, width, row_bytes)
+        if d.bits != 16:
+            return _pairs(b, base, thread, panel_bytes, width, row_bytes, d)
         words = _fragments(b, base, thread, panel_bytes, width, row_bytes)
         return decode(b, d, words, 2 * len(words))
 
     form = InstructionForm(operands(slot="i32", thread="i32"),
-                           (Operand("d", "f32", 4 * row_bytes // d.bits),), body)
+                           (Operand("d", kind_of(d), 4 * row_bytes // d.bits),), body)
     return Operation("read_tile", 2, lambda *_: form)
 
 

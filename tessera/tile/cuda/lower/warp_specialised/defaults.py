@@ -38,9 +38,7 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
     """The pipeline with every knob set, except raster and reversed. Raises Refused."""
     rows, form = rows_of(function), generation.warpgroup_matmul
     assert form is not None
-    groups = pipeline.warpgroups or 0
-    if groups not in form.registers or rows % (form.rows * groups):  # a wish that cannot be met
-        groups = consumers(rows, form)
+    groups = consumers(rows, form, pipeline)
     if rows % (form.rows * groups):
         raise Refused(f"{rows} rows for {groups} consumer warpgroups")
     pipeline = replace(pipeline, warpgroups=groups)
@@ -83,7 +81,7 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         # operands that are read into registers run while the next ones are read, or computed: one
         # of them, for two leave no registers for that.
         "in_flight": int(groups == 1 or bool(ops_in(function.body, *READ_IN_PIECES)) or (
-            bool(ops_in(function.body, "read_tile"))
+            any(ops_in((n,), "read_tile") for n in function.body if isinstance(n, For))
             and len(ops_in(function.body, "async_matmul")) == 1)),
         "tiles": "dynamic" if uneven(function) else "static"}
     if rows > form.rows * groups and ops_in(function.body, "pack_operand", *READ_IN_PIECES):
@@ -135,9 +133,12 @@ def rows_of(function: Function) -> int:
     return found.pop()
 
 
-def consumers(rows: int, form: WarpgroupMatmul) -> int:
-    """One for each block of rows while that many can run, then pairs; more rows are several blocks
-    of each consumer."""
+def consumers(rows: int, form: WarpgroupMatmul, pipeline: PipelineKnobs) -> int:
+    """As many as the knobs say, where that can be; else one for each block of rows while that many
+    can run, then pairs; more rows are several blocks of each consumer."""
+    wanted = pipeline.warpgroups or 0
+    if wanted in form.registers and rows % (form.rows * wanted) == 0:
+        return wanted
     blocks, most = rows // form.rows, max(form.registers)
     return blocks if blocks <= most else 2 if most > 1 and blocks % 2 == 0 else most
 

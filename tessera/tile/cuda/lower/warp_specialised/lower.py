@@ -116,13 +116,14 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     function = simplify(merge(unify_masks(inline_single_iterations(function))))
     maker = Maker(function)
     known = _knowledge(function, facts)
-    function = simplify(place_operands(function, maker, known, facts.aligned, form,
-                                       pipeline.fast_sums))
+    whole_bytes = generation.room_of(pipeline.resident)
+    function = simplify(place_operands(function, maker, known, facts.aligned, form, pipeline,
+                                       whole_bytes - reserved))
     check_memory(function, getattr(facts, "shared", False))
     function, pipeline = divide_iterations(function, pipeline, maker)
     pipeline = complete(pipeline, function, maker, generation)
-    whole_bytes = generation.room_of(pipeline.resident)
-    rings = form_rings(function.body, maker, pipeline, whole_bytes - reserved)
+    rings = form_rings(function.body, maker, pipeline, whole_bytes - reserved,
+                       2 * panel_bytes(pipeline.warpgroups or 1))
     order = choose_order(function, pipeline, form.defaults)
     pipeline, order, rings = share_loads(function, pipeline, order, rings)
     producer = producer_of(replace(function, body=whole_loops(function.body)), rings, maker)

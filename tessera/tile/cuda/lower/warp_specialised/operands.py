@@ -9,13 +9,15 @@ behind the matmuls, such as a bias: it is there when the sums are.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.cuda.lower.multiply_codes import EACH, PIECES, is_dealt
 from tessera.tile.cuda.lower.warp_specialised.computed import loads_behind, loads_beside
-from tessera.tile.cuda.lower.warp_specialised.program import Refused
+from tessera.tile.cuda.lower.warp_specialised.defaults import consumers
+from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs, Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
     MATMULS,
     STORES,
@@ -46,17 +48,19 @@ from tessera.tile.ir.register_layout import CODE_ROWS
 from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
 
+SLOTS = 2  # of operands that leave room for tiles that meet the results
 UNNAMED = "t"  # what the frontend calls a value without a name
 
 
 def place_operands(function: Function, maker: Maker, known: Knowledge, aligned: frozenset[str],
-                   form: WarpgroupMatmul, fast_sums: bool = False) -> Function:
+                   form: WarpgroupMatmul, pipeline: PipelineKnobs, room_bytes: int) -> Function:
     """matmul -> async_matmul, load_tile of operands -> ring_load. Raises Refused.
 
     Where sums have few bits in the tensor cores, as those of fp8, blocks of them are added outside,
-    in f32, unless fast_sums.
+    in f32, unless pipeline.fast_sums. room_bytes: of shared memory.
     """
-    placing = _Placing(function, maker, known, aligned, form, fast_sums)
+    placing = _Placing(function, maker, known, aligned, form, pipeline.fast_sums)
+    placing.bring_late(function, pipeline, room_bytes)
     return replace(function, body=map_blocks(placing.sunk(function.body), placing.block))
 
 
@@ -153,6 +157,30 @@ class _Placing:
         written = {self.tensor(n) for n in walk(function.body) if is_op(n, *STORES)}
         return {out(n) for n in function.body if is_op(n, "load_tile")
                 and out(n) not in self.rings and self.is_row(n) and self.tensor(n) not in written}
+
+    def bring_late(self, function: Function, pipeline: PipelineKnobs, room_bytes: int) -> None:
+        """Tiles of the results' extents that are loaded outside of loops, such as a residual, where
+        operands are loaded too, each consumer has one block of rows, and two slots of operands have
+        room beside."""
+        matmuls = ops_in(function.body, *MATMULS)
+        shapes = {d.type.shape for n in matmuls for d in n.outs}  # type: ignore[union-attr]
+        whole = all(m == self.form.rows * consumers(m, self.form, pipeline) for m, _ in shapes)
+        if not whole or pipeline.divided > 1 or pipeline.resident > 1 or not all(
+                self.source(x)[0] for n in matmuls for x in n.args[:2]):
+            return
+        left = room_bytes - SLOTS * sum(map(self.bytes, self.rings.values()))
+        for load in function.body:
+            if is_op(load, "load_tile") and out(load) not in self.rings and (
+                    load.outs[0].type.shape in shapes) and (  # type: ignore[union-attr]
+                    self.is_tile(load)) and (left := left - self.bytes(load)) >= 0:
+                self.bring(load)
+                self.tiles.add(out(load))
+                self.late.add(out(load))
+
+    def bytes(self, load: Op) -> int:
+        tile = self.maker.type(out(load))
+        assert isinstance(tile, TileType)
+        return prod(tile.shape) * tile.dtype.bits // 8
 
     def tensor(self, op: Op) -> Argument:
         view = self.made.get(op.args[0])

@@ -16,7 +16,7 @@ from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 
 # Besides pure ops: what a consumer or the producer does for its whole tile.
 MATMULS = "matmul", "matmul_codes_stacked"
-READ_AS_TILES = "bf16", "f16", "f32"  # by consumers
+READ_AS_TILES = "bf16", "f16", "f32", "bool_"  # by consumers
 STORES = "store_tile", "store_scatter", "store_element"  # by consumers, of which none reads later
 ALLOWED = frozenset({"load_tile", "load_element", *STORES, *MATMULS})
 
@@ -165,7 +165,7 @@ def check_windows(x: SharedOperand, view: Op, known: Any, form: WarpgroupMatmul)
 
 def comes_as_tile(x: SharedOperand, load: Op, view: Op, known: Any, aligned: frozenset[str],
                   form: WarpgroupMatmul) -> bool:
-    """Whether TMA can bring a matrix of floats that consumers read into registers."""
+    """Whether TMA can bring a matrix of numbers that consumers read into registers."""
     dtype = x.tensor.dtype
     if dtype.name not in READ_AS_TILES or len(x.shape) != 2 or (
             x.shape[0] % form.rows or x.shape[1] * dtype.bits % (8 * form.step_bytes)):

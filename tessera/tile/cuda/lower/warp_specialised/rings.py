@@ -41,21 +41,29 @@ from tessera.tile.cuda.lower.warp_specialised.shorten_names import base_name
 from tessera.tile.ir.ir import Const, For, If, Op, SSAValue, While, regions, walk
 from tessera.tile.ir.types import TileType
 
+FEW = 3  # slots of operands at least, beside two of tiles that meet the results
 
-def form_rings(nodes: Nodes, maker: Maker, knobs: PipelineKnobs, room_bytes: int
-               ) -> tuple[BufferRing, ...]:
-    """Rings with as many slots in loops as the knobs say, fewer where they do not fit. Raises
-    Refused."""
+
+def form_rings(nodes: Nodes, maker: Maker, knobs: PipelineKnobs, room_bytes: int,
+               result_bytes: int) -> tuple[BufferRing, ...]:
+    """Rings with as many slots in loops as the knobs say, fewer where they do not fit, or where
+    tiles that meet the results, and these, of so many bytes, do not. Raises Refused."""
     assert knobs.stages is not None
     held = held_over(nodes, knobs.overlap) if knobs.overlap else set()
     # Codes are unpacked while matmuls of the iteration before run, which hold their slot.
     least = 2 if knobs.in_flight and ops_in(nodes, "unpack_codes") else 1
-    for stages in range(max(knobs.stages, least), least - 1, -1):
-        for outside in (1,) if knobs.a_in_registers else (2, 1):
-            rings = _rings(nodes, maker, stages, outside, held)
-            needed = max(r.barriers_bytes + r.barrier_bytes for r in rings)
-            if needed + MAIL_BYTES <= room_bytes:
-                return rings
+    counts = range(max(knobs.stages, least), least - 1, -1)
+    wanted = [(stages, outside, 0) for stages in counts
+              for outside in ((1,) if knobs.a_in_registers else (2, 1))]
+    if any(is_op(n, "read_tile") for n in nodes):  # they meet the results
+        few = [n for n in counts if n >= min(FEW, knobs.stages)]
+        wanted = [*((n, 2, result_bytes) for n in few), *((n, 1, result_bytes) for n in counts),
+                  *wanted]
+    for stages, outside, beside in wanted:
+        rings = _rings(nodes, maker, stages, outside, held)
+        needed = max(r.barriers_bytes + r.barrier_bytes for r in rings)
+        if needed + MAIL_BYTES + beside <= room_bytes:
+            return rings
     raise Refused(f"its tiles need {needed} bytes of shared memory, there are {room_bytes}")
 
 
