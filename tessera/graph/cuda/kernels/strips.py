@@ -25,7 +25,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ....kernels.matmul_plan import card_for
+from ....kernels.cards import multiprocessors_of
 from ....lazy_dataclass import dataclass
 from ....numerics import as_type
 from ....runtime.generations import Generation
@@ -128,7 +128,7 @@ def open_column_sums(graph: Graph, chip: Generation) -> Graph:
     """Sums over all axes but the last, where these are long, as sums of strips and a sum of those.
     """
     held, fewest = _spaces_towards_largest(graph), FEWEST_ROWS
-    groups = CLOSE * card_for(chip.warpgroup_matmul).multiprocessors
+    groups = CLOSE * multiprocessors_of(chip)
     if any(v.aval.dtype.name in chip.converts for n in graph.nodes for v in n.outputs):
         fewest, groups = FEWEST_OF_CODES, 0
 
