@@ -324,3 +324,25 @@ def k(A: Tensor["M", "N", f32], R: Tensor["M", f32], O: Tensor["M", "N", f32]):
     y[:9] = 0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, 1e-39
     compare(build(source)["k"], x.astype(np.float32), y.astype(np.float32),
             np.zeros((60, 120), np.float32), lanes=128, target="sm_90", rtol=2**-22, atol=3e-45)
+
+
+COLUMNS = """
+@kernel
+def columns(x: Tensor["M", "N", bf16], s: Tensor["M", "N", f32], t: Tensor["M", "N", f32],
+            BM=64, BN=64):
+    for n in range(0, N, BN):
+        y = tile.cast(tile.load(x[0:BM, n:n + BN]), f32)
+        s[0:1, n:n + BN] = tile.reduce_sum(y, axis=0)[None, :]
+        t[0:1, n:n + BN] = tile.reduce_max(y, axis=0)[None, :]
+"""
+
+
+@pytest.mark.parametrize("rows, columns, warps", [
+    (64, 64, 4), (64, 64, 8), (32, 256, 8), (128, 64, 16), (16, 512, 2), (100, 48, 4)])
+def test_sums_of_columns_are_shared_out(rows, columns, warps, rng):
+    """Where warps have found parts of many sums, threads add them up among them, once each: in the
+    same order, one thread at a time as well."""
+    k = build(COLUMNS)["columns"]
+    x = ts.tensor(rng.standard_normal((rows, columns + 40)).astype(np.float32), ts.bf16)
+    compare(k, x, *(ts.zeros(x.shape) for _ in range(2)), lanes=32 * warps, target="sm_90a",
+            lockstep=rows != 64, rtol=1e-5, atol=1e-5, BM=rows, BN=columns)

@@ -237,10 +237,12 @@ def _share(subject: Subject, largest: tuple[int, ...]) -> int:
     costs the less the fewer warps meet at it. Kernels of examples/ over group sizes, H200,
     2026-11-21: copies of f32 reach 0.97 of memcpy with one access a thread and 0.90 with eight; a
     softmax of 4096 bf16 is fastest with four. Where loops add up tiles and all that is reduced
-    stands behind them, tiles stream: a layer norm of [16384, 4096] by blocks of 1024 takes 104.6,
-    96.4, 72.7 and 85.7 us with 32, 16, 8 and 4 elements (H200, 2026-11-28). A scan by a user's
-    function of rows of 1024, with 4, 8, 16 and 32 elements: 110, 103, 119 and 142 us (H200,
-    2026-11-27).
+    stands behind them, tiles stream, by two accesses: a softmax in one pass over [4096, 32768] and
+    another, by blocks of 1024, 2048 and 4096 in 2, 4 and 8 warps, takes 263, 252 and 250 us, with
+    one access 278, 271 and 279; a cross entropy 289, 284 and 287 for 310, 312 and 318; a layer norm
+    of [16384, 4096] 76, 78 and 93 for 75, 85 and 122, and by 512 88 in two warps, 109 in one
+    (H200, 2026-11-28). A scan by a user's function of rows of 1024, with 4, 8, 16 and 32 elements:
+    110, 103, 119 and 142 us (H200, 2026-11-27).
     """
     if subject.matmuls or _meets_often(subject.function):
         return ELEMENTS_PER_LANE
@@ -277,7 +279,10 @@ def _accesses(function: Function, largest: tuple[int, ...], access: int) -> int:
     64 in 1024 and 512 threads 140 and 132 (H200, 2026-11-27).
     """
     if sum(n > 1 for n in largest) < 2:
-        return 1
+        adds_up = any(isinstance(n, Op) and OPS[n.name].neutral is not None
+                      for n in walk(function.body)) and any(
+            isinstance(n, For | While) and _loads(n) for n in walk(function.body))
+        return 2 if adds_up and prod(largest) > 2 * 32 * access else 1
     ops = [n for n in walk(function.body) if isinstance(n, Op)]
     places = [n for n in ops if OPS[n.name].access == "tile"]
     looped = any(isinstance(n, Op) and OPS[n.name].access == "tile" and not OPS[n.name].writes

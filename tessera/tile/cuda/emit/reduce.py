@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from tessera import hooks
 from tessera.lazy_dataclass import dataclass
@@ -18,6 +19,8 @@ from tessera.tile.cuda.intrinsics.reduce import reached
 from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
+
+SHARED_OUT = 32  # reads of a thread, from which a barrier more costs less
 
 
 @emits(*(name for name, op in OPS.items() if op.joined_by))
@@ -152,9 +155,10 @@ def _emit_block_reductions(e: Emitter, meeting: Meeting) -> None:
         parts.append((part, layout, axis))
     if e.loops and not meeting.apart:
         e.sync()
-    reads = {op.outs[0].value: _store_partials(e, *part, op.name, _tag(e, op))
-             for part, op in zip(parts, meeting.ops, strict=True)}
+    stored = {op.outs[0].value: _store_partials(e, *part, op.name, _tag(e, op))
+              for part, op in zip(parts, meeting.ops, strict=True)}
     e.sync()
+    reads = _combined(e, stored)
     numbers = any(op.attr["axis"] is None for op in meeting.ops)
     taken = set() if numbers else {v for take in hooks.behind_meetings for v in take(e, reads)}
     for op, (_, layout, axis) in zip(meeting.ops, parts, strict=True):
@@ -171,9 +175,9 @@ def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str,
     e.line(f"{part} = {make}({text})")
     if e.loops:
         e.sync()
-    read = _store_partials(e, part, layout, axis, name, tag)
+    stored = _store_partials(e, part, layout, axis, name, tag)
     e.sync()
-    return read
+    return _combined(e, {None: stored})[None]
 
 
 def _warps(e: Emitter, layout: RegisterLayout, axis: int) -> tuple[int, ...]:
@@ -188,21 +192,60 @@ def _of_warps(e: Emitter, layout: RegisterLayout, axis: int, name: str, tag: str
                  f"{axis}, {lanes}{', True' if divided else ''}))")
 
 
+@dataclass(frozen=True)
+class Partials:
+    """What each of `count` warps, or groups of them, has found of each of `elements` values, in
+    shared memory from `at` on. layout: of what everybody reads of it."""
+
+    name: str
+    tag: str
+    layout: RegisterLayout
+    at: str
+    count: int
+    elements: int
+
+    @property
+    def shared_out(self) -> bool:
+        """Whether threads combine it among them before everybody reads: else each combines all that
+        it has registers for, and so do others that have the same."""
+        return self.count * self.layout.count >= SHARED_OUT
+
+    def read(self, e: Emitter, at: str, count: int) -> str:
+        read = e.use("get_parts", f"use(reduce.get({self.name!r}, {self.tag!r}, "
+                     f"{self.layout.text!r}, {self.layout.shape}, {count}))")
+        return f"{read}({at} + {kind_bytes(self.tag)} * {flat_index(e, self.layout)})"
+
+
 def _store_partials(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str,
-                    tag: str) -> str:
-    """Each warp writes what it found; what everybody reads after a barrier: all of it, combined."""
+                    tag: str) -> Partials:
+    """Each warp writes what it found."""
     rest, warps = layout.drop(axis), _warps(e, layout, axis)
     size = kind_bytes(tag)
     count, elements = 1 << len(warps), prod(reached(rest))
-    at = e.scratch(size * count * elements)
-    part_number = part_of(e, warps)
-    place = flat_index(e, rest)
+    made = Partials(name, tag, rest, "", count, elements)
+    at = e.scratch(size * (count + made.shared_out) * elements)
     write = e.use("put_parts", f"use(reduce.put({tag!r}, {rest.text!r}, {rest.shape}))")
-    e.line(f"{write}({part}, {at} + {size} * ({part_number} * {elements} + {place}), "
-           f"{writer(e, layout, layout.thread_bits(axis))})")
-    read = e.use("get_parts", f"use(reduce.get({name!r}, {tag!r}, {rest.text!r}, "
-                 f"{rest.shape}, {count}))")
-    return f"{read}({at} + {size} * {place})"
+    e.line(f"{write}({part}, {at} + {size} * ({part_of(e, warps)} * {elements} + "
+           f"{flat_index(e, rest)}), {writer(e, layout, layout.thread_bits(axis))})")
+    return replace(made, at=at)
+
+
+def _combined(e: Emitter, stored: dict[Any, Partials]) -> dict[Any, str]:
+    """By what each is of: what everybody reads behind the barrier, combined."""
+    reads: dict[Any, str] = {}
+    for of, p in stored.items():
+        size, at = kind_bytes(p.tag), p.at
+        if p.shared_out:
+            at = f"{p.at} + {size * p.count * p.elements}"
+            mine = e.thread if p.elements >= e.lanes else f"({e.thread} & {p.elements - 1})"
+            join = e.use("join_parts", f"use(reduce.join({p.name!r}, {p.tag!r}, {p.count}, "
+                         f"{p.elements}, {e.lanes}))")
+            e.line(f"{join}({p.at} + {size} * {mine}, {at} + {size} * {mine}, "
+                   f"i32({e.thread} < {p.elements}))")
+        reads[of] = p.read(e, at, 1 if p.shared_out else p.count)
+    if any(p.shared_out for p in stored.values()):
+        e.sync()
+    return reads
 
 
 def flat_index(e: Emitter, layout: RegisterLayout) -> str:

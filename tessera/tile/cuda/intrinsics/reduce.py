@@ -163,3 +163,24 @@ def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) ->
 
     form = InstructionForm((Operand("at", "i32"),), (Operand("d", kind, how.count),), body)
     return Operation("get_parts", 1, lambda _: form)
+
+
+@functools.cache
+def join(name: str, tag: str, count: int, elements: int, threads: int) -> Operation:
+    """(shared address, another, condition): `count` partial values of the elements of a thread,
+    which are `threads` apart, combined in order and written to the other address."""
+    kind, combine = kind_of_tag(tag), combiner(name, tag)
+    size = kind_bytes(kind)
+
+    def body(b: Builder, at: Any, to: Any, condition: Any) -> None:
+        load = memory.ld("shared", element_of(kind))
+        record = memory.st("shared", element_of(kind), guarded=True)
+        for first in range(0, elements, threads):
+            parts = [b.call(load, b.add(at, b.i32(size * (first + elements * i))))
+                     for i in range(count)]
+            made = functools.reduce(lambda x, y: combine(b, x, y), parts)
+            b.call(record, b.add(to, b.i32(size * first)), made, condition)
+
+    form = InstructionForm((Operand("at", "i32"), Operand("to", "i32"), Operand("if", "i32")), (),
+                           body)
+    return Operation("join_parts", 3, lambda *_: form)
