@@ -21,6 +21,7 @@ from tessera.bench.models.step import first_state, training_step
 from tessera.errors import GraphError
 from tessera.graph import tree
 from tessera.graph.cuda import CudaProgram, lower
+from tessera.graph.cuda.kernels import column_passes
 from tessera.graph.cuda.launch_forms import request_of
 from tessera.graph.cuda.program.run import GroupLaunch, run_of
 from tessera.graph.ir import value_bytes
@@ -438,3 +439,21 @@ def test_a_result_over_numbers_of_another_type(rng):
     assert any(b.of and types[b.of] != b.type for b in made.plan.buffers)
     np.testing.assert_allclose(made.run([q.array, w.array])[0], halves(q, w).numpy(), rtol=1e-5,
                                atol=1e-4)
+
+
+def test_nothing_is_written_over_what_is_broadcast(monkeypatch, rng):
+    """Numbers of columns are read as a view in which each stands in all rows."""
+    monkeypatch.setattr(column_passes, "SMALL", 64)
+
+    def slope(x, w, c):
+        def normed(x):
+            d = x - ts.mean(x, axis=0, keepdims=True)
+            q = ts.mean(d * d, axis=0, keepdims=True)
+            return d / ts.sqrt(q * q + 1.0)
+        return ts.grad(lambda x: ts.sum(ts.cast(normed(x) @ w, "f32") * c))(x)
+
+    x, w = normal(rng, 100, 64, dtype="bf16"), normal(rng, 64, 48, dtype="bf16")
+    c = normal(rng, 100, 48)
+    program = CudaProgram(ts.jit(slope).graph(x, w, c), "sm_90a")
+    (got,), want = program.run([x.array, w.array, c.array]), ts.jit(slope)(x, w, c)
+    assert_close(got, np.asarray(ts.cast(want, "f64").array), "bf16", n=512)

@@ -26,6 +26,20 @@ def program(fn, *args):
 
 
 # --- strides --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("axes, repeats", [
+    ((((4, 8),), ((8, 1),)), False), ((((4, 0),), ((8, 1),)), True),
+    ((((4, -8),), ((8, 1),)), False), ((((5, 2),), ((3, 1),)), True),
+    ((((1, 0),), ((8, 1),)), False), ((((2, 12), (3, 4)), ((4, 1),)), False),
+    ((((2, 8), (3, 4)), ((4, 1),)), True)])
+def test_elements_that_stand_in_several_places(axes, repeats):
+    """Counted from what the layout is of: numbers of elements."""
+    layout = StridedLayout(axes, 40)
+    seen = np.array([40])
+    for n, stride in itertools.chain(*axes):
+        seen = (seen[:, None] + stride * np.arange(n)).ravel()
+    assert layout.repeats == repeats == (len(set(seen)) < len(seen))
+
+
 def _random_view(array, layout, rng):
     """One more step on an array of NumPy's and on a layout; the same array where it is no view."""
     way = rng.integers(5)

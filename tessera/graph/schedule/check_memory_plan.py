@@ -203,7 +203,7 @@ class _Proof:
                 continue
             taken = [x for x in group.inputs if self.owner[x] is owner and x not in origin
                      and lies.get(x) == lies[y] and self.plan.target.overwrites(group, x, y)]
-            if len(taken) != 1:
+            if len(taken) != 1 or lies[y].repeats:
                 raise self._fault(f"{_name(group)} cannot write its result over a part")
             since = bisect_left(self.until, self.until[i])
             for r, x in reads[owner]:

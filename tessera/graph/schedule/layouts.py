@@ -50,6 +50,17 @@ class StridedLayout:
         return self == StridedLayout.dense(self.shape)
 
     @cached_property
+    def repeats(self) -> bool:
+        """Whether an element of the buffer may be several of it, as of what is broadcast and of
+        windows, which nothing can be written over."""
+        reach = 0
+        for stride, n in sorted((abs(s), n) for axis in self.axes for n, s in axis):
+            if stride <= reach and n > 1:
+                return True
+            reach += (n - 1) * stride
+        return False
+
+    @cached_property
     def from_pointer(self) -> tuple[int, StridedLayout]:
         """The element at which an argument may begin, and how it lies from there on. So parts of an
         array that begin at different places are the same to a kernel."""

@@ -48,7 +48,7 @@ class _Finder:
             for v in g.inputs:
                 self.readers.setdefault(plan.owner(v), []).append((i, v))
         for v, lies in plan.layouts.items():
-            if v not in plan.pieces and not lies.is_dense:
+            if v not in plan.pieces and not lies.is_dense and not lies.repeats:
                 self.parts.setdefault((plan.owner(v), extents_of(v)), {})[lies] = None
         self.taken: dict[Value, list[StridedLayout]] = {}
 
