@@ -252,6 +252,18 @@ def test_what_a_scan_alone_reads_is_made_in_it(rng):
             assert_close(got, want, "f32", n=64)
 
 
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 100)])
+def test_a_loop_between_two_scans_is_part_of_one(shape, rng):
+    def twice(x):
+        y = ts.cumsum(ts.cumsum(x * 0.125, -1) * 0.5, -1)
+        return y, ts.sum(y, axis=-1)
+
+    x = ts.tensor(rng.standard_normal(shape).astype(np.float32))
+    program = CudaProgram(ts.jit(twice).graph(x), "sm_90a")
+    for got, want in zip(program.run([x.array]), twice(x), strict=True):
+        assert_close(got, np.asarray(want.array, np.float64), "f32", n=100)
+
+
 def test_recurrences_of_infinite_factors_down_columns(rng):
     a, b = rng.choice([0, 1, -1, 0.5, np.inf], (64, 4)), rng.choice([0.0, 1, -1], (64, 4))
     a[3:] = np.where(np.isinf(a[3:]) & (rng.random((61, 4)) < 0.8), 1, a[3:])

@@ -60,7 +60,8 @@ def join_scans(groups: Sequence[FusionGroup], results: Sequence[Value]) -> list[
                     and (more := _with_loop_behind(group, behind, maker)) is not None:
                 gone.add(id(behind))
                 group = more
-            front = [maker[v] for v in group.inputs if count[v] == 1 and v in maker]
+            front = [maker[v] for v in group.inputs
+                     if count[v] == 1 and v in maker and id(maker[v]) not in gone]
             if front and (made := _with_loops(group, front, maker)) is not None:
                 gone.update(map(id, front))
                 group = made
