@@ -221,9 +221,9 @@ def softmax(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
     assert "a kernel by lanes" in seeds.saxpy.inspect_ir("schedule")
 
 
-@pytest.mark.parametrize("inside, warps", [(False, 4), (True, 1)])
+@pytest.mark.parametrize("inside, warps", [(False, 2), (True, 1)])
 def test_what_is_reduced_behind_loops_alone_streams(inside, warps, rng):
-    """Sums of tiles in a loop of blocks, and one reduction behind it: each thread has one access.
+    """Sums of tiles in a loop of blocks, and one reduction behind it: each thread has two accesses.
     A reduction in each iteration is a barrier in each, of few warps."""
     total = "tile.full((1,), 0.0, f32)" if inside else "tile.zeros((1, 1024))"
     summed = "s + tile.row_sum(t)" if inside else "s + t"

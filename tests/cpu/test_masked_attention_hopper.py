@@ -21,7 +21,8 @@ FACTS = Known(frozenset("SDTEBC"), frozenset("QKVGML") | {"lse", "delta", "dQ", 
 # By the kind of a mask: what TMA brings of it. Threads that have a key each load its number.
 MASKS: dict = {
     "line": {attention: {"of_keys"}, cross_attention: {"of_keys"}, attention_queries: {"l"}},
-    "tile": {k: {"m"} for k in (attention, cross_attention, attention_queries, attention_keys)}}
+    "tile": {k: {"m"} for k in (attention, cross_attention, attention_queries, attention_keys,
+                                attention_mask)}}
 
 
 @pytest.mark.parametrize("kind, T, causal, dtype", [

@@ -76,6 +76,7 @@ OTHERS = {
     "graph/cuda/argument_views.py:READERS": "kinds of groups, some called as an op is",
     "graph/cuda/argument_views.py:WRITERS": "kinds of groups, some called as an op is",
     "graph/cuda/passes/data_movement.py:MOVED": "ops that a cast may pass: each element once",
+    "graph/cuda/passes/pad_rows.py:_is_joined": "copies that write zeros behind what they copy",
     "graph/cuda/passes/data_movement.py:CARRIED": "moves of one operand that a cast may pass",
     "graph/cuda/passes/packed_products.py:_weights": "what a kernel does to weights that it reads",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",

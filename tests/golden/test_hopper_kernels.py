@@ -260,8 +260,8 @@ def test_two_accumulators_bias_and_residual(extra):
     _, _, built = compiled(kernels.swiglu, x, w, w, ones(f32, 768), y, y, BN=128,
                            schedule=Schedule(**extra))
     require_fast(built)
-    found = counts(built)  # residual from global memory, bias of 128 columns: two a lane at once
-    assert total(found, "LDG") == 32 and total(found, "LDS") in (16, 32)
+    found = counts(built)  # the residual comes by TMA, a bias of 128 columns: two a lane at once
+    assert not total(found, "LDG") and 16 < total(found, "LDS") <= 64
 
 
 @pytest.mark.parametrize("dtype, out, depth, name", [

@@ -339,7 +339,7 @@ class Sanitizer:
     def _race(self, a: AccessBatch, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
         i = int(np.argmax(bad))
         site, group, lane = old[:3, a.address[i]]
-        if did == "read" and lane == MANY and old[5, a.address[i]] == a.lane[i]:
+        if did == "read" and lane == MANY and old[5, a.address[i]] == a.lane[i] != MANY:
             site = old[6, a.address[i]]  # its own read is no race
         before = self.sites[site]
         across = group != a.group[i]

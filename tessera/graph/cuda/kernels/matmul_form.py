@@ -140,7 +140,7 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
             pressure = f"short sums of {numeric.dtype} are added to others beside them"
         crowded = bool(pressure) and n > 128
         n, notes = 128 if crowded else n, [f"128 columns, because {pressure}"] * crowded
-        while numeric.dtype.bits <= 16 and n > NARROWEST and 2 * prod(
+        while numeric.dtype.bits == 16 and n > NARROWEST and 2 * prod(
                 grid_of(extents, m, n)) <= BUSY:
             n, notes = n // 2, [f"{n // 2} columns, so that there are more blocks"]
         return (m, n, k), notes

@@ -129,19 +129,23 @@ def mask_cotangent(common: tuple[Tensor, ...], mask: Tensor, q: Tensor, scale: f
         attention_mask(*common, F.reshape(M, (-1, S, T)), dM, scale, mask=where, share=share,
                        **rule)
 
-    return summed_cotangent(made, mask, q, where, blocks(S, 128) * blocks(T, 64), numeric)
+    groups = blocks(S, 128) * blocks(T, 64)
+    return summed_cotangent(made, mask, (q.shape, T), where, groups, numeric)
 
 
-def summed_cotangent(made: Callable[[Tensor, MaskShare], None], mask: Tensor, q: Tensor,
-                     where: MaskRule, groups: int, numeric: Any) -> Tensor:
+def summed_cotangent(made: Callable[[Tensor, MaskShare], None], mask: Tensor,
+                     extents: tuple[tuple[int, ...], int], where: MaskRule, groups: int,
+                     numeric: Any) -> Tensor:
     """What kernels make of the scores that share a mask: their sums in parts, of as few as keep a
-    GPU busy, and the sum of these. groups: of threads that one mask takes. A bias of 8 heads of
+    GPU busy, and the sum of these. extents: of the queries, and the keys, of which a mask may have
+    one number for all. groups: of threads that one mask takes. A bias of 8 heads of
     512 x 512 for 32 sequences was 268 MB that were written and read again."""
-    lead, S, T = tuple(mask.shape[:-2]), q.shape[-2], mask.shape[-1]
-    masks, count = prod(lead), prod(q.shape[:-2]) // prod(lead)
+    (*heads, S, _), T = extents
+    lead = tuple(mask.shape[:-2])
+    masks, count = prod(lead), prod(heads) // prod(lead)
     parts = next(n for n in range(1, count + 1) if count % n == 0 and (
         masks * groups * n >= GROUPS or n == count))
-    whole = parts == 1 and mask.shape[-2] == S
+    whole = parts == 1 and tuple(mask.shape[-2:]) == (S, T)
     dM = F.zeros((masks * parts, S, T), numeric if whole else F32)
     made(dM, MaskShare(count, parts, 1 if where.per_head else min(where.heads, count)))
     if parts > 1:

@@ -130,7 +130,8 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
 
     groups = blocks(q.shape[-2], n) * blocks(k.shape[-2], n)
     rule = c.constants["rule"].mask
-    return *made, summed_cotangent(of_scores, c.mask, q, rule, groups, types[3])
+    return *made, summed_cotangent(of_scores, c.mask, (q.shape, k.shape[-2]), rule, groups,
+                                   types[3])
 
 
 DRAW_KEYS = library_call("draw_keys", expand=draw_keys)

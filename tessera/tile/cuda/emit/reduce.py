@@ -20,8 +20,8 @@ from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
 
-# Reads of a thread, from which a barrier more costs less. While all read all, sums of the columns of
-# [16384, 4096] bf16 in blocks of 64 rows and 64 columns took 32.1 us in 2 warps, 36.9 in 4 (32
+# Reads of a thread, from which a barrier more costs less. While all read all, sums of the columns
+# of [16384, 4096] bf16 in blocks of 64 rows and 64 columns took 32.1 us in 2 warps, 36.9 in 4 (32
 # reads), 95 in 8 (64), 322 in 16 (H200, 2026-11-28).
 SHARED_OUT = 64
 
@@ -240,11 +240,12 @@ def _combined(e: Emitter, stored: dict[Any, Partials]) -> dict[Any, str]:
         size, at = kind_bytes(p.tag), p.at
         if p.shared_out:
             at = f"{p.at} + {size * p.count * p.elements}"
-            mine = e.thread if p.elements >= e.lanes else f"({e.thread} & {p.elements - 1})"
+            share = min(p.elements, 1 << (e.lanes.bit_length() - 1))  # of threads, or elements
+            mine = f"({e.thread} & {share - 1})"
             join = e.use("join_parts", f"use(reduce.join({p.name!r}, {p.tag!r}, {p.count}, "
-                         f"{p.elements}, {e.lanes}))")
+                         f"{p.elements}, {share}))")
             e.line(f"{join}({p.at} + {size} * {mine}, {at} + {size} * {mine}, "
-                   f"i32({e.thread} < {p.elements}))")
+                   f"i32({e.thread} < {share}))")
         reads[of] = p.read(e, at, 1 if p.shared_out else p.count)
     if any(p.shared_out for p in stored.values()):
         e.sync()

@@ -254,8 +254,7 @@ def _fragments(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int,
 
 def _pairs(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int, row_bytes: int,
            d: DType) -> list[Any]:
-    """The same numbers of 32 or 8 bits, two neighbours at a time: of each eight columns, rows l / 4
-    and 8 below."""
+    """The same of 32 or 8 bits, two neighbours at a time: of 8 columns, rows l / 4 and 8 below."""
     shift = {128: 0, 64: 1, 32: 2}[width]
     lane = b.and_(thread, b.i32(31))
     row, pair = b.lshr(lane, b.i32(2)), b.and_(lane, b.i32(3))
