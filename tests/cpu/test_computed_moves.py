@@ -179,6 +179,32 @@ def test_writes_at_positions(shape, ids, axis, rng):
     np.testing.assert_allclose(got[0], np.asarray(want[0]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape, axis", [((5, 1), 1), ((1,), 0), ((3, 3), 1), ((1, 5), 0)])
+def test_what_is_written_where_integers_say_among_moved_elements(shape, axis, rng):
+    """Where an integer picks is part of conditions, too, and of nothing else on an axis of one."""
+    x, ids = normal(rng, *shape), ts.tensor(np.array([0]))
+    w = normal(rng, *(1 if a == axis else n for a, n in enumerate(shape)))
+    _, (got,), (want,) = run(lambda x, ids, w: ts.scatter(
+        ts.flip(x, 0) * 2, ids, w, axis=axis) * 3, x, ids, w)
+    assert_close(got, want.array)
+
+
+def test_operands_of_different_sizes_are_read_at_places_of_one_text(rng):
+    """a ends before the last place at which b is read: its parts begin where they did."""
+    a, b, c = normal(rng, 8), normal(rng, 9), normal(rng, 1)
+    kinds, (got,), (want,) = run(
+        lambda a, b, c: a[1::2] + ts.concatenate([a[2::2], c]) * b[2::2], a, b, c)
+    assert "computed" in kinds
+    assert_close(got, want.array)
+
+
+def test_integers_of_numbers_alone(rng):
+    """Their kernel has no tile to take the type from."""
+    _, (got,), (want,) = run(lambda x: ts.grad(lambda x: ts.sum(ts.fori_loop(
+        0, 4, lambda t, h: h + ts.take(x, t % 5, axis=0), x)))(x), normal(rng, 5, 65))
+    assert_close(got, want.array)
+
+
 def test_an_integer_outside_is_told(rng):
     x, k = normal(rng, 6, 80), ts.tensor(np.array([0, 6, 1, 2, 3, 4], np.int32))
     program = CudaProgram(ts.jit(lambda x, k: x[k] * 2 + x).graph(x, k), "sm_90a")

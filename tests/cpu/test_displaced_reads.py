@@ -45,6 +45,19 @@ def test_neighbours_are_read_where_they_lie(name, shape, rng):
         emulate(fn, x, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(9, 1, 16), (3, 9, 1, 1, 16), (9, 1, 1)])
+def test_axes_of_one_element_behind_the_one_that_rolls(shape, rng):
+    """What is behind them is no part of the axis in front of them either."""
+    x, axis = normal(rng, *shape), shape.index(9)
+    def less(x: Any) -> Any:
+        return x - ts.roll(x, 2, axis=axis)
+
+    for fn in (lambda x: less(ts.tanh(x)), ts.grad(lambda x: ts.sum(ts.square(less(x))))):
+        program = CudaProgram(ts.jit(fn).graph(x), "sm_90a")
+        assert "joined" in [s.op for g in program.plan.groups for s in g.steps]
+        assert_close(program.run([x.array])[0], ts.jit(fn)(x).array, "f32", n=shape[-1])
+
+
 def test_what_is_read_beside_is_not_written_over(rng):
     """Neither in memory of the program nor in an argument that is given up."""
     def fn(x: Any) -> Any:

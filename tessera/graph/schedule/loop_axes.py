@@ -59,18 +59,19 @@ def merged(space: tuple[int, ...], shapes: Iterable[tuple[int, ...]], rows: bool
     last = len(space) - 1
     members: list[tuple[int, ...]] = []
     before: tuple[bool, ...] | None = None
+    cut = False  # by this axis, or by one of one element in front of it
     for a, extent in enumerate(space):
-        apart = rows and a == last
+        apart, cut = rows and a == last, cut or a in cuts
         if extent == 1 and not apart:
             if members:
                 members[-1] += (a,)
             continue
         along = tuple(s[a] != 1 for s in full)
-        if before == along and not apart and a not in cuts:
+        if before == along and not apart and not cut:
             members[-1] += (a,)
         else:
             members.append((a,))
-        before = along
+        before, cut = along, False
     return Frame(space, tuple(members))
 
 

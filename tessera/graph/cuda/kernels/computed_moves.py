@@ -157,7 +157,9 @@ class _Computed:
 
     def store(self, columns: str, held: KernelValue) -> None:
         b, text = self.b, held.text
-        if (held.m, held.n) != (True, True):
+        if not (held.m or held.n):  # numbers alone have no type of their own
+            text = f"tile.full({b.shape}, {text}, {self.w.type(self.y.type)})"
+        elif (held.m, held.n) != (True, True):
             text = f"tile.broadcast({self.tall(held)}, {b.shape})"
         self.w.line(f"{capital(self.y.name)}[m:m+{b.BM}, {columns}] = {text}",
                     self.group.steps[-1])

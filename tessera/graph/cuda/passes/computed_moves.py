@@ -247,7 +247,7 @@ class _Followed:
         for i in range(last, -1, -1):
             if i in used:
                 used |= set(of[i].args if of[i].kind != "read" else ())
-                used |= {int(n[1:]) for at in of[i].at for n in PICKED.findall(repr(at))}
+                used |= {int(n[1:]) for n in PICKED.findall(f"{of[i].text} {of[i].at}")}
         kept = {i: k for k, i in enumerate(sorted(used))}
         self.steps = [of[i] if of[i].kind == "read" else replace(
             of[i], args=tuple(kept[a] for a in of[i].args)) for i in kept]
@@ -378,9 +378,9 @@ class _Followed:
         """What was written last at a place, else what was there."""
         (x, last, u), axis = node.inputs, node.attrs["axis"]
         which = self.make(last, (at[axis],), guards)
-        made = self.picked(ElementStep("index", (which,), type=last.aval.type,
-                                       ids=tuple(id_of(node).split()), where=line_of(node.where)),
-                           (at[axis],))
+        made = self.picked(ElementStep(
+            "index", (which,), type=last.aval.type, ids=tuple(id_of(node).split()),
+            where=line_of(node.where)), (at[axis],))
         name = self.steps[made].text
         n = extents_of(u)[axis]
         place = replace(ElementPlace.of(name, n), guarded=True)
@@ -539,8 +539,8 @@ class _Followed:
                 continue  # near, or nothing is known of where it lies
             place: Any = -1
             for at in reversed(step.at):
-                on = eval(at.guard, names) if at.guard else True  # noqa: S307
-                place = np.where(on, eval(at.flat, names), place)  # noqa: S307
+                guard = "True" if PICKED.search(at.guard) else at.guard or "True"
+                place = np.where(eval(guard, names), eval(at.flat, names), place)  # noqa: S307
             item = self.operands[step.args[0]].aval.dtype.numpy.itemsize
             sectors = np.where(place < 0, -1, np.broadcast_to(place, p.shape) * item // SECTOR)
             touched = sum(len(np.unique(row[row >= 0])) for row in sectors)

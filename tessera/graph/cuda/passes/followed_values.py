@@ -137,7 +137,8 @@ def from_first_elements(rw: Rewriter, values: Sequence[Value], steps: Sequence[A
         places = [by_text.get(at.flat, ElementPlace.number(0)) for at in found]
         unit, size = C if all(at.row for at in found) else 1, prod(extents_of(values[i]))
         begin = min(p.least for p in places) // unit * unit
-        end = -(-max(p.most + 1 for p in places) // unit) * unit
+        # A place of the same text may lie further on, in an operand of more elements.
+        end = min(size, -(-max(p.most + 1 for p in places) // unit) * unit)
         if size % unit or not begin and 2 * end > size:
             continue
         lies = rw.emit("reshape", operands[i], shape=(size,))
