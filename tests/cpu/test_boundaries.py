@@ -267,3 +267,19 @@ def test_columns_make_again_what_an_earlier_one_of_them_reads():
         for step in group.steps:
             assert all(a in made for a in step.args if isinstance(a, str))
             made.add(step.name)
+
+
+def test_numbers_that_a_loop_makes_again_stand_behind_those_that_they_are_made_of(
+        rng: np.random.Generator) -> None:
+    """A bias in f32 is made where the gradient of its batch norm is, and so are numbers made of it.
+    """
+    def loss(x: Any, gamma: Any, beta: Any, w: Any) -> Any:
+        return ts.sum(ts.cast(ts.tanh(ts.batch_norm(x, gamma, beta) @ w), "f32"))
+
+    def step(*args: Any) -> Any:
+        return ts.grad(loss, argnums=(0, 1, 2, 3))(*args)
+
+    n = 270_000  # more than a megabyte of f32
+    args = [normal(rng, *shape, dtype="bf16") for shape in ((n, 1), (1,), (1,), (1, 3))]
+    for got, want in zip(lowered(step, *args).run(args), ts.jit(step)(*args), strict=True):
+        assert_close(got, want, "bf16", n=n)

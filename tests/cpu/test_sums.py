@@ -127,9 +127,9 @@ def test_long_sums_of_kernels_are_kept_in_f64() -> None:
         graph = ts.jit(lambda x: ts.sum(x, 0)).graph(ts.Tensor[(*shape, ts.f32)])
         return CudaProgram(graph, "sm_80").launches[0].source.text
 
-    for shape in ((100_000_000, 8), (1_000_001,)):  # strips of 2^18 rows; a row in passes
+    for shape in ((100_000_000, 8), (200_000_001,)):  # strips of 2^18 rows; parts in passes
         assert "f64" in first(*shape) and "tile.full" in first(*shape)
-    for shape in ((1000, 40), (200_000, 40), (1_000_000,)):  # of few blocks; of strips of 16; parts
+    for shape in ((1000, 40), (200_000, 40), (1_000_001,)):  # of few blocks; of strips of 16; parts
         assert "f64" not in first(*shape)
 
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...kernels.row_blocks import few_row_share
 from ...lazy_dataclass import dataclass
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ..expand import expand_by, expand_control, split_loops
 from ..ir import Graph, Node, Value
-from ..schedule.loop_axes import extents_of
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .kernels.extrema import narrow_positions
@@ -54,6 +51,7 @@ from .passes.fft_kernels import use_fft_kernels
 from .passes.hoist_reshapes import hoist_reshapes
 from .passes.hoist_scalar_math import hoist_scalar_math
 from .passes.library_ops import call_products, transpose_operands
+from .passes.long_rows import split_few_rows
 from .passes.matrix_transposes import read_matrices_as_they_lie
 from .passes.merge_exchanges import merge_exchanges
 from .passes.merge_matmuls import merge_matmuls
@@ -107,36 +105,6 @@ def split_reductions(graph: Graph) -> Graph:
             out = rw.emit(node.op.name, out, axis=run, keepdims=True, **rest)
         if node.attrs["keepdims"]:
             return out
-        return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
-
-    return rebuild(graph, visit)
-
-
-def split_few_rows(graph: Graph, chip: Generation) -> Graph:
-    """Reductions of few and long rows, which as many groups would have, are those of parts of them
-    and then of what the parts gave: the sum of 2^20 numbers took one multiprocessor. Rows that are
-    not so long are shared by the groups of a cluster (few_row_share), in one kernel."""
-
-    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if node.op.reduction not in COMBINE or not node.attrs.get("keepdims"):
-            return None
-        (x,), axis = inputs, node.attrs["axis"]
-        if axis[-1] != x.aval.ndim - 1 or not all(isinstance(d, int) for d in x.aval.shape):
-            return None
-        outer, length = x.aval.shape[:axis[0]], prod(extents_of(x)[axis[0]:])
-        parts = min(length & -length, MOST_PARTS // max(1, prod(extents_of(x)[:axis[0]])))
-        parts = 1 << max(0, parts.bit_length() - 1)
-        if length <= SHARED and few_row_share(prod(extents_of(x)[:axis[0]]), length, chip):
-            return None
-        while parts > 1 and length // parts < SHORTEST:
-            parts //= 2
-        if length < LONG or parts < FEWEST_PARTS:
-            return None
-        rest = {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
-        out = rw.emit("reshape", x, shape=(*outer, parts, length // parts))
-        out = rw.emit(node.op.name, out, axis=(len(outer) + 1,), keepdims=True, **rest)
-        out = rw.emit("reshape", out, shape=(*outer, parts))
-        out = rw.emit(node.op.name, out, axis=(len(outer),), keepdims=True, **rest)
         return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
 
     return rebuild(graph, visit)
@@ -231,9 +199,6 @@ def expand_for_kernels(graph: Graph) -> Graph:
     return expand_by(graph, lambda node: sums_along(node) or node.op.expand_gpu or node.op.expand)
 
 
-LONG, SHORTEST = 1 << 16, 2048  # elements of a row that is worth a second kernel, of a part of it
-FEWEST_PARTS, MOST_PARTS = 16, 256  # of a row; of all: two for each of 128 multiprocessors
-SHARED = 1 << 16  # elements of a row that the groups of a cluster read as quickly as two kernels
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
 INT32, F64 = as_type("int32"), as_type("f64")
 

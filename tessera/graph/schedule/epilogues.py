@@ -170,12 +170,16 @@ def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTar
     if not small:
         return groups
     left = {v: count[v] for v in small}
+    order = {v: at for at, g in enumerate(groups) for v in g.outputs if v in small}
     for group in groups:
-        for v in [v for v in group.inputs if v in small]:
-            if _repeats(group, v, small[v], target):
-                at = 1 if group.anchor is not None else 0
-                group.nodes[at:at] = small[v].nodes
-                left[v] -= group.reads(v)
+        taken = [v for v in group.inputs if v in small and _repeats(group, v, small[v], target)]
+        for v in taken:
+            left[v] -= group.reads(v)
+        # One may be made of another, and has its nodes already if it repeats it.
+        nodes = dict.fromkeys(n for v in sorted(taken, key=order.__getitem__)
+                              for n in small[v].nodes)
+        at = 1 if group.anchor is not None else 0
+        group.nodes[at:at] = nodes
     gone = {id(small[v]) for v, n in left.items() if n == 0}
     for group in (g for g in groups if not g.writes_all):
         group.connect(count)

@@ -32,7 +32,7 @@ FEW, LEAST = GROUPS // 4, 64
 
 def cut_columns(graph: Graph) -> Graph:
     """Behind what makes sums of strips of a loop's rows."""
-    again = _Rebuilder(graph)
+    again = Rebuilder(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         parts = _split_count(node)
@@ -98,7 +98,7 @@ def _rest(node: Node) -> dict[str, Any]:
 
 def merge_last_axes(graph: Graph) -> Graph:
     """Reductions over the last axes, which stand one after another, from the last on."""
-    again = _Rebuilder(graph)
+    again = Rebuilder(graph)
 
     def kept(rw: Rewriter, node: Node, made: Value, axes: int) -> Value:
         out = rw.emit("reshape", made, shape=node.outputs[0].aval.shape)
@@ -139,7 +139,7 @@ def _merge(axes: int) -> Cut:
     return cut
 
 
-class _Rebuilder:
+class Rebuilder:
     """Makes values of a graph anew in other extents: by ops that nothing else reads, and by others
     too where one value of the whole space is all that they read.
 
@@ -191,9 +191,13 @@ class _Rebuilder:
         alone = old not in self.results and len(self.readers.get(old, ())) == 1
         if node is None or not (alone or freely) or not self.may_be_made(node, cut) or (
                 self.leaves_a_matmul(node)):
-            return rw.emit("reshape", rw.env[old], shape=shape)
+            return self.lay(rw, rw.env[old], cut, shape)
         return rw.again(node, *(self._emit(rw, v, cut, freely) if v.aval.ndim else rw.env[v]
                                 for v in node.inputs))
+
+    def lay(self, rw: Rewriter, v: Value, cut: Cut, shape: Shape) -> Value:
+        """A value that is read as it is, in the extents that `cut` has for it."""
+        return rw.emit("reshape", v, shape=shape)
 
     def leaves_a_matmul(self, node: Node) -> bool:
         """Whether it rounds the sums of a matmul: by its kernel, which nothing else makes wait."""
@@ -227,4 +231,4 @@ class _Rebuilder:
         return (of, axes + len(mine)) if fit else (x, 0)
 
 
-__all__ = ["cut_columns", "join_reductions", "merge_last_axes"]
+__all__ = ["Cut", "Rebuilder", "Shape", "cut_columns", "join_reductions", "merge_last_axes"]
