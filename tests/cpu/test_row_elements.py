@@ -9,8 +9,9 @@ import pytest
 
 import tessera as ts
 from lowered_functions import lowered
-from tessera.graph.cuda import CudaProgram, prepare
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels.generate_kernels import source_of
+from tessera.graph.cuda.passes import long_rows
 from tolerance import assert_close
 
 
@@ -29,7 +30,7 @@ def loss_and_gradient(x: ts.Tensor, y: ts.Tensor) -> Any:
 def test_labels_of_rows(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch,
                              rng: np.random.Generator) -> None:
     """The first and the last column, some between, and labels outside, whose loss is NaN."""
-    monkeypatch.setattr(prepare, "MOST_PARTS", 1)  # as where there are many rows
+    monkeypatch.setattr(long_rows, "MOST_PARTS", 1)  # as where there are many rows
     x = ts.cast(ts.tensor(rng.standard_normal((6, n)).astype(np.float32)), dtype)
     label = np.array([0, n - 1, n // 2, 77, n, -1])
     program = lowered(loss_and_gradient, x, ts.tensor(label))
