@@ -215,7 +215,6 @@ class CallReader:
             given="*_held" if nested else ", ".join(given)), "<a reader of calls>", "exec"), made)
         self.form, self.read = made["written"](tuple(scope.values()))
 
-
     def keep(self, key: Any, run: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """With the types whose ids the key has."""
         if len(self.forms) > MOST_FORMS:

@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from derivatives import t64
-from tessera.errors import GradError
+from tessera.errors import ArgumentError, GradError
 from tessera.graph.ir import Graph
 from tessera.graph.op import Arg, GraphOp, sample
 from tessera.graph.trace import apply
@@ -414,3 +414,26 @@ def test_two_arguments_that_are_given_one_param_stay_two(wrap: Any) -> None:
     w = ts.param([2.0, 3.0])
     a, b = wrap(ts.grad(lambda a, b: ts.sum(a * a * b)))(w, w)
     assert a.tolist() == [8.0, 18.0] and b.tolist() == [4.0, 9.0]
+
+
+def test_positions_from_the_end_leave_out_defaults_and_names() -> None:
+    def scaled(w: Tensor, x: Tensor, k: float = 2.0) -> Tensor:
+        return ts.sum(w * x * x) * k
+
+    def named(w: Tensor, x: Tensor, *, train: bool = True, k: float = 2.0) -> Tensor:
+        return ts.sum(w * x * x) * k
+
+    def any_number(x: Tensor, *rest: Tensor, k: float = 2.0) -> Tensor:
+        return ts.sum(x * rest[-1] ** 2) * k
+
+    w, x = t64([1.0]), t64([3.0])
+    for f in (scaled, named, any_number):
+        for g in (ts.grad, ts.jacrev, ts.jacfwd):
+            assert g(f, argnums=-1)(w, x).item() == 12.0
+            assert g(f, argnums=-2)(w, x).item() == 18.0
+    assert ts.grad(scaled, argnums=-1)(w, x, 1.0).item() == 9.0
+    assert ts.grad(scaled, argnums=-1)(w, x=x).item() == 12.0
+    assert ts.grad(scaled, argnums=2)(w, x).item() == 9.0
+    with pytest.raises(ArgumentError, match="named has 2 positional") as error:
+        ts.grad(named, argnums=3)(w, x)
+    assert error.value.hint == "others by name: wrt='train'"

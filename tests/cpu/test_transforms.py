@@ -594,26 +594,3 @@ def test_a_compiled_transform_is_the_transform() -> None:
         assert call(x, s).tolist() == [[1.0, 3.0], [20.0, 50.0]]
         assert call(x, s=s, half=True).tolist() == [[1.5, 5.0], [1.0, 25.0]]
     assert ts.jit(ts.vmap(ts.median))(x).tolist() == [2.0, 3.5]
-
-
-def test_positions_from_the_end_leave_out_defaults_and_names() -> None:
-    def scaled(w: Tensor, x: Tensor, k: float = 2.0) -> Tensor:
-        return ts.sum(w * x * x) * k
-
-    def named(w: Tensor, x: Tensor, *, train: bool = True, k: float = 2.0) -> Tensor:
-        return ts.sum(w * x * x) * k
-
-    def any_number(x: Tensor, *rest: Tensor, k: float = 2.0) -> Tensor:
-        return ts.sum(x * rest[-1] ** 2) * k
-
-    w, x = f32([1.0]), f32([3.0])
-    for f in (scaled, named, any_number):
-        for g in (ts.grad, ts.jacrev, ts.jacfwd):
-            assert g(f, argnums=-1)(w, x).item() == 12.0
-            assert g(f, argnums=-2)(w, x).item() == 18.0
-    assert ts.grad(scaled, argnums=-1)(w, x, 1.0).item() == 9.0
-    assert ts.grad(scaled, argnums=-1)(w, x=x).item() == 12.0
-    assert ts.grad(scaled, argnums=2)(w, x).item() == 9.0
-    with pytest.raises(ArgumentError, match="named has 2 positional") as error:
-        ts.grad(named, argnums=3)(w, x)
-    assert error.value.hint == "others by name: wrt='train'"

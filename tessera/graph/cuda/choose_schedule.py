@@ -28,7 +28,7 @@ KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and 
 # loses: layer norm of 16384 68.7 and 69.6, softmax of 65536 69.1 and 68.4 (2^26 elements of bf16,
 # H200, 2026-11-27, in turn, medians of three times seven rounds).
 NEAR_GROUPS = 512
-BUSY = 264  # groups, two for each multiprocessor
+BUSY = 264  # groups, two for each multiprocessor of an H200: not every kernel sees its chip
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
 COPIED = "a copy, because kernels take elements in row-major order"
 

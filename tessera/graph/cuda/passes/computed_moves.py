@@ -179,7 +179,7 @@ class _Followed:
         self.shape = extents_of(result)  # of the kernel: axes that go together are one
         self.width = 0  # of a part of a row
         self.places: list[ElementPlace] = []  # that are read, as numbers of elements
-        self.by_text: dict[str, ElementPlace] = {}  # places of elements, and of rows
+        self.by_text: dict[tuple[int, str], ElementPlace] = {}  # of an operand: elements, rows
         self.conditions: list[str] = []
         self.by_columns: list[str] = []  # integers that pick, and differ along the columns
 
@@ -280,23 +280,23 @@ class _Followed:
         if any(p.least < 0 or p.most >= n for p, n in zip(at, extents_of(v), strict=True)):
             raise _TooMuch
         guarded = guards if any(p.guarded for p in at) else ()
-        where = self.where(at, extents_of(v), guarded)
+        i = self.operands.index(v)
+        where = self.where(i, at, extents_of(v), guarded)
         self.reads += where.flat != "0"
         if self.reads > MOST_READS * (self.shape[-1] // self.width if self.shape else 1):
             raise _TooMuch
-        return self.add(ElementStep("read", (self.operands.index(v),), at=(where,),
-                                    type=v.aval.type))
+        return self.add(ElementStep("read", (i,), at=(where,), type=v.aval.type))
 
     @property
     def columns(self) -> re.Pattern[str]:
         """What differs along the columns of a block, in a text of places."""
         return re.compile(rf"\b({'|'.join((f'o{len(self.shape) - 1}', *self.by_columns))})\b")
 
-    def where(self, at: Places, shape: tuple[int, ...], guards: tuple[str, ...]) -> At:
+    def where(self, i: int, at: Places, shape: tuple[int, ...], guards: tuple[str, ...]) -> At:
         last, columns = f"o{len(self.shape) - 1}", self.columns
         self.places.append(flat(at, shape))
         self.conditions += guards
-        whole = self.noted(merged(self.places[-1]))
+        whole = self.noted(i, merged(self.places[-1]))
         made = At(whole.text, _all_of(guards))
         R, C = rows_and_columns(self.shape)
         if R == 1 or not shape:
@@ -305,7 +305,7 @@ class _Followed:
         if shape[-1] == C and merged(at[-1]).terms == ((last, 1),):
             if any(columns.search(p.text) for p in at[:-1]):
                 return made
-            row = self.noted(merged(flat(at[:-1], shape[:-1])))
+            row = self.noted(i, merged(flat(at[:-1], shape[:-1])))
             return At(whole.text, made.guard, row.text, rows, at[-1].constant)
         rest = replace(whole, terms=tuple(t for t in whole.terms if t != (last, 1)))
         shift = rest.constant % C
@@ -313,12 +313,12 @@ class _Followed:
                 f % C or columns.search(t) for t, f in rest.terms) or any(
                 map(columns.search, guards)):
             return made
-        row = self.noted(rest.plus(-shift).times_of(C))
+        row = self.noted(i, rest.plus(-shift).times_of(C))
         return At(whole.text, made.guard, row.text, rows, shift)
 
-    def noted(self, place: ElementPlace) -> ElementPlace:
-        other = self.by_text.get(place.text, place)
-        self.by_text[place.text] = replace(  # conditions may end two of one text apart
+    def noted(self, i: int, place: ElementPlace) -> ElementPlace:
+        other = self.by_text.get((i, place.text), place)
+        self.by_text[i, place.text] = replace(  # conditions may end two of one text apart
             place, least=min(place.least, other.least), most=max(place.most, other.most))
         return place
 

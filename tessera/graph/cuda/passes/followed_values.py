@@ -124,7 +124,7 @@ def column_block(extent: int) -> int:
 
 
 def from_first_elements(rw: Rewriter, values: Sequence[Value], steps: Sequence[Any],
-                        by_text: Mapping[str, ElementPlace], C: int
+                        by_text: Mapping[tuple[int, str], ElementPlace], C: int
                         ) -> tuple[tuple[Value, ...], tuple[Any, ...]]:
     """The operands and steps of a kernel of `values`, its places counted from the first element
     that is read, or the first row of C: what is done to parts of one tensor is one kernel."""
@@ -134,23 +134,24 @@ def from_first_elements(rw: Rewriter, values: Sequence[Value], steps: Sequence[A
             ways.setdefault(s.args[0], []).extend(s.at)
     operands, first = [rw.env[v] for v in values], dict[int, int]()
     for i, found in ways.items():
-        places = [by_text.get(at.flat, ElementPlace.number(0)) for at in found]
+        places = [by_text[i, at.flat] for at in found]
         unit, size = C if all(at.row for at in found) else 1, prod(extents_of(values[i]))
         begin = min(p.least for p in places) // unit * unit
-        # A place of the same text may lie further on, in an operand of more elements.
-        end = min(size, -(-max(p.most + 1 for p in places) // unit) * unit)
+        end = -(-max(p.most + 1 for p in places) // unit) * unit
         if size % unit or not begin and 2 * end > size:
             continue
         lies = rw.emit("reshape", operands[i], shape=(size,))
         operands[i] = rw.emit("slice", lies, starts=(begin,), stops=(end,), steps=(1,))
         first[i] = begin
 
-    def counted(at: Any, begin: int) -> Any:
-        row = by_text[at.row].plus(-(begin // C)).text if at.row else ""
-        return replace(at, flat=by_text[at.flat].plus(-begin).text, row=row) if begin else at
+    def counted(at: Any, i: int) -> Any:
+        if not (begin := first[i]):
+            return at
+        row = by_text[i, at.row].plus(-(begin // C)).text if at.row else ""
+        return replace(at, flat=by_text[i, at.flat].plus(-begin).text, row=row)
 
     return tuple(operands), tuple(
-        replace(s, at=tuple(counted(at, first[s.args[0]]) for at in s.at))
+        replace(s, at=tuple(counted(at, s.args[0]) for at in s.at))
         if s.kind == "read" and s.args[0] in first else s for s in steps)
 
 
